@@ -1,0 +1,22 @@
+// ScalesLeaf: the scales of a quantised attention leaf, in pages of their own but of the same group, so
+// that a slot whose values or scales are missing is a hit for neither.
+#pragma once
+
+#include "kvleaf/leaf/attention.h"
+
+namespace kvleaf {
+
+struct ScalesOptions {
+  std::uint32_t granularity = 0;  // values that share one scale; must divide a head's K and V width
+  DType dtype = DType::float32;
+};
+
+/// `values`: the leaf that holds the quantised entries; its id with ".scales" is this leaf's id. Pages
+/// have the same tokens; bytes are those of values / granularity scales; alignment one token's row.
+class ScalesLeaf : public AttentionLeaf {
+ public:
+  /// Throws InvalidArgument where the granularity does not divide the widths.
+  ScalesLeaf(const AttentionLeaf& values, ScalesOptions options);
+};
+
+}  // namespace kvleaf

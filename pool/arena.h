@@ -1,0 +1,36 @@
+// Arena: the bytes that a geometry tiles. Host memory, aligned to huge pages where the system has
+// them, zeroed; or memory that the caller gives and keeps.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "kvleaf/pool/geometry.h"
+
+namespace kvleaf {
+
+class Arena {
+ public:
+  /// Zeroed host memory of geometry.arena_bytes(), mapped lazily. Throws KVError with the bytes wanted
+  /// when the system refuses.
+  static Arena host(const Geometry& geometry);
+  /// The caller's memory. Throws InvalidArgument if it is smaller than the geometry's arena.
+  static Arena borrowed(const Geometry& geometry, std::span<std::byte> memory);
+
+  std::span<std::byte> bytes() const noexcept { return bytes_; }
+  /// The data of one block. Throws BlockError past the leaf's last block.
+  std::span<std::byte> page(LeafId leaf, BlockId block) const;
+  /// First byte of the leaf's view: block b lies at b · page_stride.
+  std::byte* view(LeafId leaf) const;
+  const Geometry& geometry() const noexcept { return *geometry_; }
+
+ private:
+  Arena() = default;
+  std::shared_ptr<const Geometry> geometry_;
+  std::shared_ptr<std::byte> owner_;  // null when borrowed
+  std::span<std::byte> bytes_;
+};
+
+}  // namespace kvleaf
