@@ -1,0 +1,143 @@
+#include "kvleaf/kernels/append.h"
+
+#include "kvleaf/kernels/check.h"
+#include "kvleaf/kernels/convert.h"
+#include "kvleaf/kernels/stream.h"
+
+namespace kvleaf::kernels {
+
+namespace {
+
+// Calls use(first token, tokens, first row's place) for each run of tokens that lie one behind
+// another in one page: a prompt is written page by page, not row by row.
+template <class Use>
+void for_each_run(std::span<const std::int64_t> slots, const RowPages& pages, Use use) {
+  std::size_t i = 0;
+  while (i < slots.size()) {
+    if (slots[i] == padding_entry) {
+      ++i;
+      continue;
+    }
+    const SlotPosition at = split_entry(slots[i], pages.slots);
+    const std::size_t room = pages.slots - static_cast<std::size_t>(at.slot);
+    std::size_t run = 1;
+    while (run < room && i + run < slots.size() &&
+           slots[i + run] == slots[i] + static_cast<std::int64_t>(run)) {
+      ++run;
+    }
+    use(i, run, pages.base + pages.row_offset(at.block, at.slot));
+    i += run;
+  }
+}
+
+void write_rows(const std::byte* rows, std::uint64_t source_stride,
+                std::span<const std::int64_t> slots, const RowPages& pages) noexcept {
+  const Store store = store_for(slots.size() * pages.row_bytes);
+  for_each_run(slots, pages, [&](std::size_t first, std::size_t count, std::byte* to) {
+    const std::byte* from = rows + first * source_stride;
+    if (source_stride == pages.row_bytes) {
+      copy_bytes(to, from, count * pages.row_bytes, store);
+      return;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      copy_bytes(to + i * pages.row_bytes, from + i * source_stride, pages.row_bytes, store);
+    }
+  });
+  end_stream(store);
+}
+
+void convert_rows(const std::byte* rows, std::uint64_t source_stride, Number number,
+                  std::span<const std::int64_t> slots, const RowPages& pages,
+                  Number stored) noexcept {
+  const ConvertRow convert = quantiser(number, stored);
+  const std::uint64_t elements = pages.row_bytes / size_of(stored);
+  for_each_run(slots, pages, [&](std::size_t first, std::size_t count, std::byte* to) {
+    for (std::size_t i = 0; i < count; ++i) {
+      convert(rows + (first + i) * source_stride, to + i * pages.row_bytes, elements, 1.0f);
+    }
+  });
+}
+
+struct Quantiser {
+  Quantiser(Number from, Number to, Number scale, std::uint32_t values)
+      : largest(largest_of_row(from)),
+        quantise(quantiser(from, to)),
+        from_number(from),
+        to_number(to),
+        scale_number(scale),
+        granularity(values) {}
+
+  void write(const std::byte* rows, std::uint64_t source_stride,
+             std::span<const std::int64_t> slots, const RowPages& pages,
+             std::span<const std::int64_t> scale_slots,
+             const RowPages& scale_pages) const noexcept {
+    const std::uint64_t groups = scale_pages.row_bytes / size_of(scale_number);
+    const std::uint64_t from_bytes = std::uint64_t{granularity} * size_of(from_number);
+    const std::uint64_t to_bytes = std::uint64_t{granularity} * size_of(to_number);
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      if (slots[i] == padding_entry) continue;
+      const std::byte* from = rows + i * source_stride;
+      std::byte* to = pages.base + pages.row_offset(slots[i]);
+      std::byte* scale_to = scale_pages.base + scale_pages.row_offset(scale_slots[i]);
+      for (std::uint64_t group = 0; group < groups; ++group) {
+        const float scale = scale_for(largest(from, granularity), to_number, scale_number);
+        store_number(scale_number, scale_to, scale);
+        quantise(from, to, granularity, scale);
+        from += from_bytes;
+        to += to_bytes;
+        scale_to += size_of(scale_number);
+      }
+    }
+  }
+
+  LargestOfRow largest;
+  ConvertRow quantise;
+  Number from_number;
+  Number to_number;
+  Number scale_number;
+  std::uint32_t granularity;
+};
+
+}  // namespace
+
+void append_rows(const std::byte* rows, std::uint64_t source_stride,
+                 std::span<const std::int64_t> slots, const RowPages& pages) {
+  check_rows(pages);
+  check_slots(slots, pages.slots, pages.blocks, Access::write);
+  write_rows(rows, source_stride, slots, pages);
+}
+
+void append_kv(const NewEntries& entries, std::span<const std::int64_t> slots, const KVPages& pages,
+               std::uint32_t layer, const ScalePages* scales) {
+  check_pages(pages);
+  check_layer(pages, layer);
+  check_numbers(entries.number, pages.number, scales != nullptr);
+  check_slots(slots, pages.layout.slots, pages.blocks, Access::write);
+  if (scales != nullptr) {
+    check_scales(pages, scales->pages, scales->granularity);
+    check_slots(scales->slots, scales->pages.layout.slots, scales->pages.blocks, Access::write);
+    check_paired(slots, scales->slots);
+  }
+
+  const auto write = [&](const void* data, std::uint64_t stride, const RowPages& rows,
+                         const RowPages& scale_rows) {
+    if (rows.row_bytes == 0) return;
+    const auto* from = static_cast<const std::byte*>(data);
+    if (stride == 0) stride = rows.row_bytes / size_of(pages.number) * size_of(entries.number);
+    if (scales != nullptr) {
+      const Quantiser quantise(entries.number, pages.number, scales->pages.number,
+                               scales->granularity);
+      quantise.write(from, stride, slots, rows, scales->slots, scale_rows);
+    } else if (entries.number == pages.number) {
+      write_rows(from, stride, slots, rows);
+    } else {
+      convert_rows(from, stride, entries.number, slots, rows, pages.number);
+    }
+  };
+  write(entries.keys, entries.key_stride, pages.keys(layer),
+        scales != nullptr ? scales->pages.keys(layer) : RowPages{});
+  write(entries.values, entries.value_stride, pages.values(layer),
+        scales != nullptr ? scales->pages.values(layer) : RowPages{});
+}
+
+}  // namespace kvleaf::kernels

@@ -1,0 +1,41 @@
+// Rows of numbers from one type into another, with a scale: what quantised pages are written and
+// read with. One source, compiled twice: for AVX2, picked where the processor has it, and plain.
+// Both give the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kvleaf/kernels/number.h"
+
+namespace kvleaf::kernels {
+
+enum class Instructions : std::uint8_t { plain, avx2 };
+
+/// The fastest that this processor has.
+Instructions best_instructions() noexcept;
+
+/// to[i] = from[i], by `scale`; `count` elements. `from` and `to` do not overlap.
+using ConvertRow = void (*)(const void* from, void* to, std::size_t count, float scale) noexcept;
+
+/// to[i] = from[i] / scale, rounded to the nearest, saturating where the type saturates.
+ConvertRow quantiser(Number from, Number to,
+                     Instructions instructions = best_instructions()) noexcept;
+
+/// to[i] = from[i] · scale.
+ConvertRow dequantiser(Number from, Number to,
+                       Instructions instructions = best_instructions()) noexcept;
+
+/// The largest finite magnitude of a row; 0 for a row of zeros, infinities and NaN.
+using LargestOfRow = float (*)(const void* from, std::size_t count) noexcept;
+LargestOfRow largest_of_row(Number from, Instructions instructions = best_instructions()) noexcept;
+
+/// The scale with which a row whose largest finite magnitude is `largest` fills the range of `to`,
+/// as stored in `scale_number`: rounded up, so that nothing finite saturates, and always finite and
+/// positive (1 for a row of zeros; the type's largest where even that does not reach).
+float scale_for(float largest, Number to, Number scale_number) noexcept;
+
+float load_number(Number number, const void* at) noexcept;
+void store_number(Number number, void* at, float value) noexcept;
+
+}  // namespace kvleaf::kernels
