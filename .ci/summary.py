@@ -3,8 +3,9 @@
     python .ci/summary.py build/meson-logs/testlog.json
 
 A test executable holds many cases. Where its output ends with doctest's or pytest's summary, the
-cases are counted; else the executable is one. A test that failed without a failed case (a crash, a
-sanitizer's report, a time-out) is one failure more. Exits 1 unless something passed and nothing failed.
+cases are counted; else the executable is one. A test that failed without a failed case (a crash,
+a sanitizer's report, a time-out) is one failure more. Exits 1 unless something passed and nothing
+failed.
 """
 
 import json
@@ -26,7 +27,7 @@ class Count(NamedTuple):
 DOCTEST = re.compile(
     r"\[doctest\] test cases:\s*\d+ \|\s*(\d+) passed \|\s*(\d+) failed \|\s*(\d+) skipped"
 )
-# pytest's last line, "= 3 passed, 1 skipped in 0.10s =", and our own scripts', "3 passed, 0 failed".
+# pytest's last line, "= 3 passed, 1 skipped in 0.10s =", and our own scripts' "3 passed, 0 failed".
 WORDS = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|xpassed)\b")
 
 

@@ -2,8 +2,9 @@
 
     python headers_alone.py ROOT SCRATCH COMPILER...
 
-The list of headers is read from the layers' folders. Goes through ccache where there is one, so a run
-after which nothing changed costs nothing. Prints what does not compile, then `N passed, N failed`.
+The list of headers is read from the layers' folders. Goes through ccache where there is one, so a
+run after which nothing changed costs little. Prints what does not compile, then `N passed, N
+failed`.
 """
 
 import os

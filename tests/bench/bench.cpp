@@ -1,0 +1,115 @@
+#include "bench/bench.h"
+
+#include <benchmark/benchmark.h>
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdio>
+
+namespace bench {
+namespace {
+
+constexpr int repeats = 6;  // the first warms up
+
+double scale_of(const std::string& unit) { return unit == "ms" ? 1e3 : unit == "us" ? 1e6 : 1e9; }
+
+/// Median time of one item, in seconds; the first repeat is left out.
+double median(const std::vector<benchmark::BenchmarkReporter::Run>& runs, double items) {
+  std::vector<double> times;
+  for (const auto& run : runs) {
+    times.push_back(run.real_accumulated_time / static_cast<double>(run.iterations) / items);
+  }
+  if (times.size() > 1) times.erase(times.begin());
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
+}
+
+/// Benchmarks come as floor, measured, floor, measured, …: a record is printed with each second
+/// one.
+class Records : public benchmark::BenchmarkReporter {
+ public:
+  Records(std::string workload, const std::vector<Case>& cases)
+      : workload_(std::move(workload)), cases_(cases) {}
+
+  bool ReportContext(const Context&) override { return true; }
+
+  void ReportRuns(const std::vector<Run>& runs) override {
+    // Aggregates come in a call of their own; the median here leaves out the warm-up, theirs does not.
+    if (runs.front().run_type != Run::RT_Iteration) return;
+    const std::string name = runs.front().run_name.function_name;
+    const bool is_floor = name.starts_with("floor/");
+    const Case& measured = cases_.at(std::stoul(name.substr(name.find('/') + 1)));
+    const double value = median(runs, measured.items) * scale_of(measured.unit);
+    if (is_floor) {
+      floor_ = fmt::format(", \"floor\": {:.3f}", value);
+      return;
+    }
+    fmt::print(
+        "{{\"system\": \"kvleaf {}\", \"workload\": \"{}\", \"case\": \"{}\", \"metric\": \"{}\", "
+        "\"value\": {:.3f}, \"unit\": \"{}\"{}}}\n",
+        KVLEAF_VERSION, workload_, measured.name, measured.metric, value, measured.unit, floor_);
+    std::fflush(stdout);
+    floor_.clear();
+  }
+
+ private:
+  std::string workload_;
+  const std::vector<Case>& cases_;
+  std::string floor_;
+};
+
+/// Repeats on one core, so that they do not differ by which one they met.
+void pin_to_this_core() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(sched_getcpu(), &cores);
+  sched_setaffinity(0, sizeof cores, &cores);
+}
+
+}  // namespace
+
+Suite::Suite(std::string workload, int argc, char** argv)
+    : workload_(std::move(workload)), options_(argv + 1, argv + argc) {
+  for (std::size_t i = 0; i < options_.size(); ++i) {
+    if (options_[i] == "--quick") quick_ = true;
+    if (options_[i] == "--workload" && i + 1 < options_.size()) {
+      wanted_ = options_[i + 1] == workload_;
+    }
+  }
+}
+
+void Suite::add(Case measured, Body body, Body floor) {
+  const std::size_t index = cases_.size();
+  const auto add_one = [&](const std::string& kind, Body one) {
+    benchmark::RegisterBenchmark((kind + "/" + std::to_string(index)).c_str(), std::move(one))
+        ->Iterations(quick_ ? std::max<std::int64_t>(1, measured.iterations / 100)
+                            : measured.iterations)
+        ->Repetitions(quick_ ? 1 : repeats)
+        ->UseRealTime();
+  };
+  if (floor) add_one("floor", std::move(floor));
+  add_one("measured", std::move(body));
+  cases_.push_back(std::move(measured));
+}
+
+int Suite::run() {
+  for (std::size_t i = 0; i < options_.size(); ++i) {
+    if (options_[i] == "--quick") continue;
+    if (options_[i] == "--workload" && i + 1 < options_.size()) {
+      ++i;
+      continue;
+    }
+    fmt::print(stderr, "{}: '{}' is unknown; accepted: --workload NAME, --quick\n", workload_,
+               options_[i]);
+    return 2;
+  }
+  if (!wanted_) return 0;
+  pin_to_this_core();
+  Records records(workload_, cases_);
+  const std::size_t ran = benchmark::RunSpecifiedBenchmarks(&records);
+  return ran == 0 ? 1 : 0;
+}
+
+}  // namespace bench

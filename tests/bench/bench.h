@@ -1,0 +1,54 @@
+// Benchmarks that report in one format, each figure beside its floor: what the cheapest program
+// that does the same work needs, measured in the same run.
+//
+//   int main(int argc, char** argv) {
+//     bench::Suite suite("draw", argc, argv);
+//     suite.add({.name = "1,000 held", .metric = "pair_ns"}, measured, floor);
+//     return suite.run();
+//   }
+//
+// prints one JSON object a line: {"system": "kvleaf 0.1.0", "workload": "draw", "case": "1,000
+// held", "metric": "pair_ns", "value": 12.3, "unit": "ns", "floor": 9.8}.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace benchmark {
+class State;
+}
+
+namespace bench {
+
+struct Case {
+  std::string name;
+  std::string metric;
+  std::string unit = "ns";         // ns, us or ms
+  std::int64_t iterations = 1000;  // of one repeat
+  double items = 1;                // of one iteration: the figure is the time of one item
+};
+
+/// A loop `for (auto _ : state)`; what comes before it is not timed.
+using Body = std::function<void(benchmark::State& state)>;
+
+/// The workload of one executable. Times are the median of five repeats after one warm-up, on one
+/// core. Options: `--workload NAME` does nothing unless NAME is this one; `--quick` a hundredth of
+/// the iterations once, to see that it runs.
+class Suite {
+ public:
+  Suite(std::string workload, int argc, char** argv);
+  void add(Case measured, Body body, Body floor = {});
+  /// The exit code: 0, 1 if a benchmark failed, 2 for an option that is unknown.
+  int run();
+
+ private:
+  std::string workload_;
+  std::vector<std::string> options_;
+  bool quick_ = false;
+  bool wanted_ = true;
+  std::vector<Case> cases_;
+};
+
+}  // namespace bench
