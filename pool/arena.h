@@ -1,5 +1,8 @@
 // Arena: the bytes that a geometry tiles. Host memory, aligned to huge pages where the system has
-// them, zeroed; or memory that the caller gives and keeps.
+// them, zeroed; or memory that the caller gives and keeps. Cheap to copy: copies share the bytes,
+// and host memory is unmapped with the last of them. Who writes where is the caller's business; the
+// arena itself writes nothing, so it may be shared between threads and its bytes may lie on a
+// device.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +16,12 @@ namespace kvleaf {
 
 class Arena {
  public:
-  /// Zeroed host memory of geometry.arena_bytes(), mapped lazily. Throws KVError with the bytes wanted
-  /// when the system refuses.
+  /// Zeroed host memory of geometry.arena_bytes(): address space that the system backs with memory
+  /// where it is first touched. Throws KVError with the bytes wanted when the system refuses.
   static Arena host(const Geometry& geometry);
-  /// The caller's memory. Throws InvalidArgument if it is smaller than the geometry's arena.
+  /// The caller's memory, of which the first geometry.arena_bytes() are used. The caller keeps it
+  /// as long as the arena lives, and has zeroed the null region. Throws InvalidArgument if it is
+  /// smaller.
   static Arena borrowed(const Geometry& geometry, std::span<std::byte> memory);
 
   std::span<std::byte> bytes() const noexcept { return bytes_; }

@@ -2,10 +2,11 @@
 //
 //   Arena = [null region][huge block 0][huge block 1]…
 //
-// A huge block serves one page class at a time and holds `ratio` of its blocks. Leaf i's view starts
-// at null_bytes - stride_i, so its block 0 is the null block (readable zeros), real ids start at 1,
-// and block b lies in huge block (b - 1) / ratio_i. The null block costs one page, not a huge block.
-// Leaves of equal ratio have equal strides and equal views: a page class. Immutable, a value.
+// A huge block serves one page class at a time and holds `ratio` of its blocks. Leaf i's view
+// starts at null_bytes - stride_i, so its block 0 is the null block (readable zeros), real ids
+// start at 1, and block b lies in huge block (b - 1) / ratio_i. The null block costs one page, not
+// a huge block. Leaves of equal ratio have equal strides and equal views: a page class. Immutable,
+// a value.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +29,13 @@ struct PageSpec {
   std::string name;
   std::uint64_t bytes_per_page = 0;
   std::optional<std::uint64_t> stride_alignment;  // none: packed, the stride is bytes_per_page
-  double weight = 1.0;                            // expected share of data bytes; divided by the sum
-  std::uint64_t floor = 0;                        // live blocks that are always kept obtainable
-  std::optional<std::uint64_t> ceiling;           // live blocks never exceeded
-  bool one_per_request = false;                   // a state: may be split into equal leaves
+  double weight = 1.0;                   // expected share of data bytes; divided by the sum
+  std::uint64_t floor = 0;               // live blocks that are always kept obtainable
+  std::optional<std::uint64_t> ceiling;  // live blocks never exceeded
+  bool one_per_request = false;          // a state: may be split into equal leaves
 
+  /// Throws InvalidArgument for a leaf that is addressed by row and whose page is no whole number
+  /// of rows (its alignment).
   static PageSpec of(const KVLeafRegion& leaf);
   bool operator==(const PageSpec&) const = default;
 };
@@ -58,10 +61,10 @@ struct LeafGeometry {
 };
 
 struct GeometryOptions {
-  /// Largest huge block to consider. None: 128 MiB, the largest page, or the least that packed leaves
-  /// force, whichever is most.
+  /// Largest huge block to consider. None: 128 MiB, or the least huge block that holds the largest
+  /// page and that packed leaves and alignments allow, if that is more.
   std::optional<std::uint64_t> max_huge_bytes;
-  std::uint64_t alignment = 256;  // of the null region, and so of every huge block's start
+  std::uint64_t alignment = 256;  // the null region is a multiple of it
 };
 
 struct ByHand {
@@ -73,9 +76,10 @@ struct ByHand {
 
 class Geometry {
  public:
-  /// A geometry that the caller chose. Throws GeometryError, naming the leaf, where a ratio does not
-  /// divide huge_bytes into strides that hold the page and meet its alignment; InvalidArgument for no
-  /// page, zero or unequal counts, equal names; ids must stay below 2^31, the tables are int32.
+  /// A geometry that the caller chose. Throws GeometryError, naming the leaf, where a ratio does
+  /// not divide huge_bytes into strides that hold the page and meet its alignment (packed: that are
+  /// the page); InvalidArgument for pages that plan_geometry would not take either, zero or unequal
+  /// counts, an arena past 2^64 bytes, ids past 2^31 - 1 (the tables are int32).
   static Geometry by_hand(std::span<const PageSpec> pages, ByHand choice);
 
   std::uint64_t budget_bytes() const noexcept { return budget_bytes_; }
@@ -87,26 +91,37 @@ class Geometry {
   /// plan_geometry minimises. For a geometry by hand, the same formula with the arena as budget.
   double cost() const noexcept { return cost_; }
   struct CostTerms {
-    double padding = 0;   // Σ w_i (stride_i / bytes_i - 1)
-    double unused = 0;    // (null + remainder) / budget
-    double half_used = 0; // Σ_classes (huge - stride) / (2 budget)
+    double padding = 0;    // Σ w_i (stride_i / bytes_i - 1), the w_i of sum 1
+    double unused = 0;     // (null + remainder) / budget
+    double half_used = 0;  // Σ_classes (huge - stride) / (2 budget)
+    bool operator==(const CostTerms&) const = default;
   };
   CostTerms cost_terms() const noexcept { return terms_; }
 
   std::span<const LeafGeometry> leaves() const noexcept { return leaves_; }
-  const LeafGeometry& leaf(LeafId leaf) const { return leaves_.at(leaf.value()); }
+  /// Throws InvalidArgument past the last leaf.
+  const LeafGeometry& leaf(LeafId leaf) const {
+    if (leaf.value() >= leaves_.size()) throw_no_leaf(leaf);
+    return leaves_[leaf.value()];
+  }
   /// Throws InvalidArgument that lists the names there are.
   LeafId find(std::string_view name) const;
 
-  std::uint32_t page_classes() const noexcept { return static_cast<std::uint32_t>(class_ratios_.size()); }
-  std::uint64_t class_ratio(PageClassId page_class) const { return class_ratios_.at(page_class.value()); }
+  std::uint32_t page_classes() const noexcept {
+    return static_cast<std::uint32_t>(class_ratios_.size());
+  }
+  std::uint64_t class_ratio(PageClassId page_class) const {
+    return class_ratios_.at(page_class.value());
+  }
 
   /// Bytes of one block's data in the arena: end = begin + bytes_per_page. Throws BlockError for a
   /// block past the leaf's last.
   ByteRange byte_range(LeafId leaf, BlockId block) const;
+  /// The same throws for the null block too: it lies in no huge block.
   HugeBlockId huge_block_of(LeafId leaf, BlockId block) const;
 
-  /// The same tiling with another number of huge blocks.
+  /// The same tiling with another number of huge blocks; its arena is its budget. Throws
+  /// InvalidArgument for none, for an arena past 2^64 bytes and for ids past 2^31 - 1.
   Geometry resized(std::uint64_t huge_blocks) const;
 
   bool operator==(const Geometry&) const = default;
@@ -114,6 +129,19 @@ class Geometry {
  private:
   friend Geometry plan_geometry(std::uint64_t, std::span<const PageSpec>, GeometryOptions);
   Geometry() = default;
+
+  /// From ratios known to tile. No budget: the arena's bytes.
+  struct Layout {
+    std::optional<std::uint64_t> budget_bytes;
+    std::uint64_t null_bytes = 0;
+    std::uint64_t huge_bytes = 0;
+    std::uint64_t huge_blocks = 0;
+    std::span<const std::uint64_t> ratios;  // one per page
+  };
+  static Geometry from_layout(std::span<const PageSpec> pages, const Layout& layout);
+  /// Sets what depends on the number of huge blocks. Throws InvalidArgument as `resized` does.
+  void set_huge_blocks(std::uint64_t huge_blocks, std::optional<std::uint64_t> budget_bytes);
+  [[noreturn]] void throw_no_leaf(LeafId leaf) const;
 
   std::uint64_t budget_bytes_ = 0;
   std::uint64_t null_bytes_ = 0;
@@ -124,16 +152,13 @@ class Geometry {
   std::vector<LeafGeometry> leaves_;
   std::vector<std::uint64_t> class_ratios_;  // class c's ratio; classes in order of first leaf
 };
-inline bool operator==(const Geometry::CostTerms& a, const Geometry::CostTerms& b) noexcept {
-  return a.padding == b.padding && a.unused == b.unused && a.half_used == b.half_used;
-}
 
 /// The cheapest geometry for these pages in this budget: the exact minimum of cost() over every
-/// admissible huge block up to the cap (ties: the smaller huge block). Admissible is what gives every
-/// leaf a block.
-/// Throws GeometryError, with each page's size, the least budget that would start and the leaf to
-/// blame, when none fits; InvalidArgument for no page, equal names, zero bytes, alignment or weight.
-/// Source: design document, "Geometry".
+/// admissible huge block up to the cap (ties: the smaller huge block). Admissible is what gives
+/// every leaf a block. Throws GeometryError, with each page's size, the least budget that would
+/// start and the leaf to blame, when none fits; InvalidArgument for no page, an empty or repeated
+/// name, zero bytes, alignment or weight, a floor above its ceiling, and for a leaf whose ids would
+/// pass 2^31 - 1. Source: design document, "Geometry".
 Geometry plan_geometry(std::uint64_t budget_bytes, std::span<const PageSpec> pages,
                        GeometryOptions options = {});
 

@@ -1,0 +1,73 @@
+#include "kvleaf/pool/arena.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <limits>
+
+#include "kvleaf/leaf/errors.h"
+
+namespace kvleaf {
+namespace {
+
+// What a transparent huge page of the common systems spans. The mapping starts at a multiple of it,
+// so that the first and last bytes can be backed by huge pages too.
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+std::shared_ptr<std::byte> map_zeroed(std::size_t bytes) {
+  const auto refuse = [&](const char* why) {
+    throw KVError(fmt::format("an arena of {} B of host memory cannot be mapped: {}", bytes, why));
+  };
+  if (bytes > std::numeric_limits<std::size_t>::max() / 2) refuse("it passes the address space");
+  // Not reserved: what no block ever touches costs no memory, so an arena may be larger than what
+  // is free now. Fresh anonymous memory reads as zeros.
+  const std::size_t mapped = bytes + kHugePage;
+  void* raw = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) refuse(std::strerror(errno));
+  // Owned from here on, so that nothing below can lose the mapping.
+  std::shared_ptr<std::byte> whole(static_cast<std::byte*>(raw),
+                                   [mapped](std::byte* begin) { ::munmap(begin, mapped); });
+  const auto address = reinterpret_cast<std::uintptr_t>(raw);
+  const std::size_t skip = (kHugePage - address % kHugePage) % kHugePage;
+  std::byte* begin = whole.get() + skip;
+#ifdef MADV_HUGEPAGE
+  // Advice: a system without huge pages refuses it, and the arena works as well, a little slower.
+  (void)::madvise(begin, bytes, MADV_HUGEPAGE);
+#endif
+  return std::shared_ptr<std::byte>(std::move(whole), begin);
+}
+
+}  // namespace
+
+Arena Arena::host(const Geometry& geometry) {
+  Arena arena;
+  arena.geometry_ = std::make_shared<const Geometry>(geometry);
+  arena.owner_ = map_zeroed(geometry.arena_bytes());
+  arena.bytes_ = {arena.owner_.get(), geometry.arena_bytes()};
+  return arena;
+}
+
+Arena Arena::borrowed(const Geometry& geometry, std::span<std::byte> memory) {
+  if (memory.size() < geometry.arena_bytes()) {
+    throw InvalidArgument(fmt::format("the memory given has {} B; the geometry's arena takes {} B",
+                                      memory.size(), geometry.arena_bytes()));
+  }
+  Arena arena;
+  arena.geometry_ = std::make_shared<const Geometry>(geometry);
+  arena.bytes_ = memory.first(geometry.arena_bytes());
+  return arena;
+}
+
+std::span<std::byte> Arena::page(LeafId leaf, BlockId block) const {
+  const ByteRange range = geometry_->byte_range(leaf, block);
+  return bytes_.subspan(range.begin, range.end - range.begin);
+}
+
+std::byte* Arena::view(LeafId leaf) const {
+  return bytes_.data() + geometry_->leaf(leaf).base_offset;
+}
+
+}  // namespace kvleaf
