@@ -49,7 +49,8 @@ class AccessPattern {
   };
 
   static AccessPattern full();
-  /// The last `tokens` tokens, the query counted, and the first `sinks`. Throws InvalidArgument for 0.
+  /// The last `tokens` tokens, the query counted, and the first `sinks`. Throws InvalidArgument for
+  /// 0.
   static AccessPattern window(std::uint32_t tokens, std::uint32_t sinks = 0);
   /// From the last multiple of `tokens`. Throws InvalidArgument for 0.
   static AccessPattern chunk(std::uint32_t tokens);
@@ -64,11 +65,12 @@ class AccessPattern {
   std::uint32_t head() const noexcept { return head_; }
   std::uint32_t ahead() const noexcept { return ahead_; }
 
-  /// First token of the tail with n tokens computed, in [0, n].
+  /// First token of the tail with n tokens computed, in [0, n]. Of an encoder or of nothing: n.
   std::uint32_t tail_begin(std::uint32_t n) const;
 
-  /// The slots of `tokens_per_page` tokens that intersect the reach at n, the partly filled one that
-  /// token n goes into included. Encoder: all pages of `encoder_tokens`. Nothing: empty.
+  /// The slots of `tokens_per_page` tokens that intersect the reach at n, the partly filled one
+  /// that token n goes into included. Encoder: all pages of `encoder_tokens`. Nothing: empty.
+  /// Throws InvalidArgument for pages of 0 tokens, here and below.
   SlotReach slots(std::uint32_t n, std::uint32_t tokens_per_page,
                   std::uint32_t encoder_tokens = 0) const;
 
@@ -79,11 +81,14 @@ class AccessPattern {
   /// The most slots held at once while `num_slots` slots are filled with at most `step_tokens`
   /// tokens planned and not yet settled. Exact, and attained by some start.
   ///   window:  min(num_slots, ⌈sinks/P⌉ + ⌈(W + c - 2)/P⌉ + 1)
+  /// Closed, but for a chunk (a loop over P / gcd(C, P) offsets at most) and a custom function (a
+  /// few calls per distinct slot of its tail).
   std::uint32_t most_slots(std::uint32_t tokens_per_page, std::uint32_t num_slots,
                            std::uint32_t step_tokens) const;
 
   /// The same pattern with a custom function evaluated once for every n in [0, max_len], so that it
-  /// is not called again. Throws InvalidArgument, naming n, where it decreases or passes n.
+  /// is not called again: beyond max_len the tail stands still. Throws InvalidArgument, naming n,
+  /// where it decreases or passes n. Other patterns are returned as they are.
   AccessPattern tabulated(std::uint32_t max_len) const;
 
   /// "full", "window(1024, sinks=4)", …
@@ -95,6 +100,8 @@ class AccessPattern {
  private:
   enum class Kind : std::uint8_t { full, window, chunk, point, whole, none, custom };
   AccessPattern() = default;
+  std::uint64_t most_custom_slots(std::uint64_t page, std::uint64_t num_slots,
+                                  std::uint64_t step_tokens) const;
 
   Kind kind_ = Kind::full;  // nobody outside this class can ask for it
   Domain domain_ = Domain::text;

@@ -38,8 +38,8 @@ constexpr std::uint32_t size_of(DType dtype) noexcept {
 /// "bfloat16", "float8_e4m3", …
 std::string_view name_of(DType dtype) noexcept;
 
-/// The type with this name. Accepts "bf16", "fp16", "half", "fp8", "float8_e4m3fn", "torch.bfloat16"
-/// and the like as well; nothing for a name it does not know.
+/// The type with this name. Accepts "bf16", "fp16", "half", "fp8", "float8_e4m3fn",
+/// "torch.bfloat16" and the like as well; nothing for a name it does not know.
 std::optional<DType> dtype_of(std::string_view name) noexcept;
 
 /// The same, throwing InvalidArgument that lists the accepted names.

@@ -14,7 +14,8 @@ class KVError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A value that no call with these arguments could accept: zero bytes, unequal alignment, a bad name.
+/// A value that no call with these arguments could accept: zero bytes, unequal alignment, a bad
+/// name.
 class InvalidArgument : public KVError {
  public:
   using KVError::KVError;

@@ -27,9 +27,10 @@ struct KVCacheGroupId {
   /// write_once needs the encoder's tokens, exclusive needs none, append and in_place need text.
   KVCacheGroupId(std::string name, AccessPattern pattern, Writing writing);
 
-  static KVCacheGroupId full();                                              // "full"
-  static KVCacheGroupId sliding_window(std::uint32_t window, std::uint32_t sinks = 0);  // "window_1024", "window_1024_sinks_4"
-  static KVCacheGroupId chunked(std::uint32_t chunk);                        // "chunk_8192"
+  static KVCacheGroupId full();  // "full"
+  static KVCacheGroupId sliding_window(
+      std::uint32_t window, std::uint32_t sinks = 0);  // "window_1024", "window_1024_sinks_4"
+  static KVCacheGroupId chunked(std::uint32_t chunk);  // "chunk_8192"
   static KVCacheGroupId state(std::string name = "state");
   static KVCacheGroupId encoder(std::string name = "encoder");
   static KVCacheGroupId scratch(std::string name = "scratch");

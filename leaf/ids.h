@@ -22,8 +22,8 @@ class Id {
   Value value_;
 };
 
-using BlockId = Id<struct BlockTag>;          // index of a page in one leaf's view; 0 is the null block
-using LeafId = Id<struct LeafTag>;            // index of a leaf in its cache, in the order given
+using BlockId = Id<struct BlockTag>;  // index of a page in one leaf's view; 0 is the null block
+using LeafId = Id<struct LeafTag>;    // index of a leaf in its cache, in the order given
 using HugeBlockId = Id<struct HugeBlockTag>;  // index of a huge block behind the null region
 using PageClassId = Id<struct PageClassTag>;  // leaves with the same ratio
 using RequestId = Id<struct RequestTag, std::uint64_t>;  // chosen by the caller

@@ -1,6 +1,6 @@
-// RecurrentStateLeaf: layers whose memory of the past is one state of fixed size, overwritten by every
-// step. A request has one live state; copies of it at page boundaries (checkpoints) are what a prefix
-// can be resumed from, each valid only at the length it was taken.
+// RecurrentStateLeaf: layers whose memory of the past is one state of fixed size, overwritten by
+// every step. A request has one live state; copies of it at page boundaries (checkpoints) are what
+// a prefix can be resumed from, each valid only at the length it was taken.
 //
 // A page holds the slabs one after another, each with all its layers:
 //
@@ -8,7 +8,7 @@
 //
 // Addressed by block stride (`blocks`: int32 [batch]) or, with a single slab, by row (`rows`: int32
 // [layers, batch], row = block · rows per stride + layer). Kernels of kind in_out get a read and a
-// write array instead of one.
+// write array instead of one, and kernels that emit states inside a chunk one more.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,10 @@ namespace kvleaf {
 
 /// One array of a state, per layer.
 struct Slab {
-  std::string name;
+  std::string name;  // also the key of the input that is bound, where addressed by row
   std::vector<std::uint32_t> shape;
   DType dtype = DType::float32;
-  std::uint64_t bytes() const noexcept;  // of one layer
+  std::uint64_t bytes() const noexcept;  // of one layer; 2^64 - 1 where it would be more
 };
 
 enum class StateTable : std::uint8_t { blocks, rows };
@@ -44,30 +44,38 @@ struct StateOptions {
 
 /// Alignment: 256 bytes, or one row where addressed by row.
 /// Staged, key: "state_rows" (in_place), or "state_read_rows" and "state_write_rows" (in_out);
-/// int32 [batch] block indices (table blocks) or [layers, batch] rows. Padding is -1.
+/// int32 [batch] block indices (table blocks) or [layers, batch] rows. With in_chunk, also
+/// "state_boundary_rows", [batch, num_blocks] or [layers, batch, num_blocks]: where the state goes
+/// at each page boundary inside the step, in order. Padding is -1, as is a boundary that wants no
+/// state. A plan is [block] or, in_out, [read, write]; with in_chunk the blocks of the boundaries
+/// follow. An empty one is padding.
 class RecurrentStateLeaf : public KVLeafRegion {
  public:
-  /// Throws InvalidArgument: no layer, no slab, an empty shape, or rows with several slabs.
+  /// Throws InvalidArgument, naming the leaf: no layer, no slab, a slab without a name or with the
+  /// name of another, an empty shape, rows with several slabs, a page past 2^64 bytes.
   RecurrentStateLeaf(std::string leaf_id, StateOptions options);
 
   const StateOptions& options() const noexcept { return options_; }
   std::uint32_t layers() const override { return options_.layers; }
   std::uint32_t rollback() const override { return options_.rollback; }
   StateKernel state_kernel() const override { return options_.kernel; }
+  bool emits_in_chunk() const override { return options_.in_chunk; }
   StagedInputs staged_input_shapes(std::uint32_t batch, std::uint32_t num_blocks) const override;
   void write_staged_inputs(std::span<const std::span<const BlockId>> plans,
                            StagedArrays into) const override;
-  bool can_write_delta() const override { return true; }
+  bool can_write_delta() const override;
   void write_staged_delta(std::span<const RowDelta> rows, StagedArrays into) const override;
   std::vector<BoundRows> bound_row_span(BlockId block) const override;
   std::vector<std::pair<BoundRows, BoundRows>> bound_row_copies(BlockId src,
                                                                 BlockId dst) const override;
+  /// Throws InvalidArgument for a stride that is not whole rows, or differs from the one bound
+  /// before.
   void bind(std::uint64_t page_stride) override;
 
  private:
   StateOptions options_;
-  std::uint64_t row_bytes_ = 0;        // one layer of the slab, where addressed by row
-  std::uint64_t rows_per_stride_ = 0;  // layers, until bind; constant once bound
+  // Rows from one block to the next: layers until bind, then constant; 1 where addressed by block.
+  std::uint64_t rows_per_block_ = 1;
   bool bound_ = false;
 };
 

@@ -50,7 +50,8 @@ class KVLeafRegion {
     std::optional<std::uint32_t> tokens_per_page;   // none: the cache's page_tokens
   };
 
-  /// Throws InvalidArgument, naming the leaf, for an empty id or for zero bytes, alignment or tokens.
+  /// Throws InvalidArgument, naming the leaf, for an empty id or for zero bytes, alignment or
+  /// tokens.
   KVLeafRegion(std::string leaf_id, KVCacheGroupId group, std::uint64_t bytes_per_page,
                Options options);
   KVLeafRegion(std::string leaf_id, KVCacheGroupId group, std::uint64_t bytes_per_page)
@@ -68,8 +69,8 @@ class KVLeafRegion {
   /// Whether blocks are addressed by content: true unless the writing is exclusive.
   virtual bool cacheable() const;
 
-  /// Entries that a page stores; fewer than its tokens for compressed attention. A slot mapping entry
-  /// is block · slots_per_page + slot in the page. `tokens_per_page`: the resolved one.
+  /// Entries that a page stores; fewer than its tokens for compressed attention. A slot mapping
+  /// entry is block · slots_per_page + slot in the page. `tokens_per_page`: the resolved one.
   virtual std::uint32_t slots_per_page(std::uint32_t tokens_per_page) const;
 
   /// Most blocks one request holds while it fills `num_blocks` slots; never one too few.
@@ -83,21 +84,34 @@ class KVLeafRegion {
   /// States only. Blocks of live state that one request keeps beside the first, for draft tokens.
   virtual std::uint32_t rollback() const { return 0; }
   virtual StateKernel state_kernel() const { return StateKernel::in_place; }
+  /// States only. Whether the kernel emits its state at page boundaries inside a step, into
+  /// RowDelta::boundary_blocks, so that chunks need not be split there. The planner then passes the
+  /// most boundary blocks of one row as num_blocks.
+  virtual bool emits_in_chunk() const { return false; }
 
   /// Name, shape and type of each array a forward stages. Shapes must not shrink as `batch` or
   /// `num_blocks` grow. Called once at the widest bounds, and per forward with those of the batch.
-  ///   num_blocks   slots that the deepest row of the batch reaches
+  ///   num_blocks   slots that the deepest row of the batch reaches; see stages_live_span()
   /// The base class stages one int32 "block_table" of [batch, num_blocks].
   virtual StagedInputs staged_input_shapes(std::uint32_t batch, std::uint32_t num_blocks) const;
+  /// Whether its columns are the slots that hold a block in the step, not those reached from slot
+  /// 0: then the planner passes as num_blocks the most such slots of one row, which
+  /// blocks_to_reserve bounds, and columns do not grow with the text.
+  virtual bool stages_live_span() const { return false; }
 
   /// Writes every entry of `into` for one forward.
   ///   plans   per batch row, the blocks in slot order; 0, the null block, where nothing is reached
+  /// Throws PlanShapeError, nothing written, for arrays that do not fit the plans.
   virtual void write_staged_inputs(std::span<const std::span<const BlockId>> plans,
                                    StagedArrays into) const;
 
-  /// Writes what changed since `into` was last written by this leaf. Overridden by a leaf that can do
-  /// better than a full rewrite, which says so in `can_write_delta`; else the planner calls
-  /// write_staged_inputs with all rows. A bare KVLeafRegion writes its block_table by deltas.
+  /// Writes what changed since `into` was last written by this leaf, for all rows of the batch, and
+  /// keeps what did not change. Overridden by a leaf that can do better than a full rewrite, which
+  /// says so in `can_write_delta`; else the planner calls write_staged_inputs with all rows. The
+  /// base class writes a dense block_table by deltas. It and the leaves shipped say true of
+  /// themselves, but not of a class derived from them, which may write other arrays: one that keeps
+  /// theirs says so by itself. Throws PlanShapeError, nothing written, for arrays that do not fit
+  /// the rows.
   virtual bool can_write_delta() const;
   virtual void write_staged_delta(std::span<const RowDelta> rows, StagedArrays into) const;
 
