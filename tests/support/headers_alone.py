@@ -1,4 +1,4 @@
-"""Compiles every public header alone, twice included, warnings as errors, with each compiler given.
+"""Compiles every header alone, twice included, warnings as errors, with each compiler given.
 
     python headers_alone.py ROOT SCRATCH COMPILER...
 
@@ -14,23 +14,18 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-FOLDERS = {
-    "leaf": "leaf",
-    "pool": "pool",
-    "kernels": "kernels",
-    "group": "group",
-    "cache": "cache",
-    "testing": "tests/contract",
-}
+LAYERS = ["leaf", "pool", "kernels", "group", "cache"]
 FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-O0", "-c"]
 
 
-def public_headers(root: Path) -> list[str]:
-    """As they are included."""
+def all_headers(root: Path) -> list[str]:
+    """As they are included; parts of a layer that are not installed too."""
     headers = ["kvleaf/kvleaf.h"]
-    for name, folder in FOLDERS.items():
-        headers += sorted(f"kvleaf/{name}/{path.name}" for path in (root / folder).glob("*.h"))
-    return headers
+    for layer in LAYERS:
+        paths = (root / layer).rglob("*.h")
+        headers += sorted(f"kvleaf/{path.relative_to(root)}" for path in paths)
+    contract = (root / "tests/contract").glob("*.h")
+    return headers + sorted(f"kvleaf/testing/{path.name}" for path in contract)
 
 
 def compile_alone(root: Path, scratch: Path, compiler: str, header: str) -> str | None:
@@ -49,7 +44,7 @@ def compile_alone(root: Path, scratch: Path, compiler: str, header: str) -> str 
 
 def main(root: Path, scratch: Path, compilers: list[str]) -> int:
     scratch.mkdir(parents=True, exist_ok=True)
-    work = [(header, compiler) for compiler in compilers for header in public_headers(root)]
+    work = [(header, compiler) for compiler in compilers for header in all_headers(root)]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         results = list(threads.map(lambda w: compile_alone(root, scratch, w[1], w[0]), work))
     failed = 0
