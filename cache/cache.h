@@ -1,0 +1,12 @@
+// cache/: the whole cache of one model.
+//
+//   layer_spec.h     what one layer keeps, in numbers
+//   state_shapes.h   the shapes of recurrent states
+//   model_config.h   a published config.json read into one such spec per layer
+//   model_leaves.h   leaves composed from the specs
+#pragma once
+
+#include "kvleaf/cache/layer_spec.h"    // IWYU pragma: export
+#include "kvleaf/cache/model_config.h"  // IWYU pragma: export
+#include "kvleaf/cache/model_leaves.h"  // IWYU pragma: export
+#include "kvleaf/cache/state_shapes.h"  // IWYU pragma: export
