@@ -1,0 +1,217 @@
+#include "replay_report.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "numbers.h"
+
+namespace kvleaf::cli {
+namespace {
+
+using nlohmann::json;
+
+double rounded(double value, double unit) { return std::round(value / unit) * unit; }
+
+json to_json(const LeafBytes& bytes) {
+  return {{"live", std::llround(bytes.live)},
+          {"cached", std::llround(bytes.cached)},
+          {"clean", std::llround(bytes.clean)},
+          {"padding", std::llround(bytes.padding)}};
+}
+
+json to_json(const VerifyStats& stats) {
+  return {{"scaled_down_by", stats.factor},
+          {"arena_bytes", stats.arena_bytes},
+          {"entries_written", stats.entries_written},
+          {"bytes_written", stats.bytes_written},
+          {"entries_checked", stats.entries_checked},
+          {"bytes_checked", stats.bytes_checked},
+          {"copies", stats.copies},
+          {"clears", stats.clears}};
+}
+
+/// "a, b and c".
+std::string listed(const std::vector<std::string>& words) {
+  if (words.empty()) return "none";
+  if (words.size() == 1) return words.front();
+  return fmt::format("{} and {}", fmt::join(words.begin(), words.end() - 1, ", "), words.back());
+}
+
+std::string lost_by_group(const Replay& replay) {
+  std::vector<std::string> words;
+  for (const GroupStats& group : replay.groups) {
+    if (group.lost_tokens == 0) continue;
+    words.push_back(fmt::format("{} {} tokens", group.group, grouped(group.lost_tokens)));
+  }
+  return listed(words);
+}
+
+std::string name_of(const std::string& file) {
+  return std::filesystem::path(file).filename().string();
+}
+
+std::string shape_of(const ReplaySubject& subject) {
+  return subject.block_tokens == 0 ? "lengths only, nothing shared"
+                                   : fmt::format("ids of {} tokens", subject.block_tokens);
+}
+
+std::string verified(const VerifyStats& stats) {
+  std::string text = fmt::format(
+      "{} entries ({}) written, {} ({}) read back and equal; {} block copies, {} clears",
+      grouped(stats.entries_written), in_bytes(static_cast<double>(stats.bytes_written)),
+      grouped(stats.entries_checked), in_bytes(static_cast<double>(stats.bytes_checked)),
+      grouped(stats.copies), grouped(stats.clears));
+  text += stats.factor == 1
+              ? "; real page sizes"
+              : fmt::format("; bytes per token scaled down 1:{}, arena {}", grouped(stats.factor),
+                            in_bytes(static_cast<double>(stats.arena_bytes)));
+  return text;
+}
+
+/// Columns as wide as their widest cell: the first one to the left, the others to the right.
+std::string table(const std::vector<std::vector<std::string>>& rows, std::string_view indent) {
+  std::vector<std::size_t> widths(rows.front().size(), 0);
+  for (const auto& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    text += indent;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      text += i == 0 ? fmt::format("{:<{}}", row[i], widths[i])
+                     : fmt::format("  {:>{}}", row[i], widths[i]);
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+std::string leaf_table(const Replay& replay) {
+  std::vector<std::vector<std::string>> rows = {
+      {"bytes: peak (mean)", "live", "cached", "clean", "padding", "blocks", "lost tokens"}};
+  for (const LeafReport& leaf : replay.leaves) {
+    std::vector<std::string> row = {leaf.id};
+    for (const auto figure :
+         {&LeafBytes::live, &LeafBytes::cached, &LeafBytes::clean, &LeafBytes::padding}) {
+      row.push_back(
+          fmt::format("{} ({})", in_bytes(leaf.peak.*figure), in_bytes(leaf.mean.*figure)));
+    }
+    row.push_back(grouped(leaf.blocks));
+    row.push_back(grouped(leaf.lost_tokens));
+    rows.push_back(std::move(row));
+  }
+  return table(rows, "  ");
+}
+
+}  // namespace
+
+json to_json(const Replay& replay, const ReplaySubject& subject) {
+  json report = {
+      {"trace", subject.trace},
+      {"model", subject.model},
+      {"model_type", subject.model_type},
+      {"budget_bytes", subject.budget_bytes},
+      {"page_tokens", subject.page_tokens},
+      {"max_len", subject.max_len},
+      {"max_live", subject.max_live},
+      {"max_step_tokens", subject.max_step_tokens},
+      {"retention", subject.retention},
+      {"eviction", subject.eviction},
+      {"arena_bytes", subject.arena_bytes},
+      {"huge_bytes", subject.huge_bytes},
+      {"huge_blocks", subject.huge_blocks},
+      {"empty_prompts", subject.empty_prompts},
+      {"requests", replay.requests.size()},
+      {"prompt_tokens", replay.prompt_tokens},
+      {"hit_tokens", replay.hit_tokens},
+      {"hit_pct", rounded(replay.hit_pct(), 1e-6)},
+      {"computed_tokens", replay.computed_tokens},
+      {"refused", replay.refused},
+      {"growth_refused", replay.growth_refused},
+      {"preemptions", replay.preemptions},
+      {"us_per_request", rounded(replay.us_per_request(), 1e-3)},
+      {"peak_bytes", std::llround(replay.peak_bytes)},
+      {"mean_bytes", std::llround(replay.mean_bytes)},
+      {"wall_seconds", rounded(replay.wall_seconds, 1e-6)},
+      {"step_us",
+       {{"count", replay.step_us.size()},
+        {"median", rounded(replay.step_quantile(0.5), 1e-3)},
+        {"p99", rounded(replay.step_quantile(0.99), 1e-3)},
+        {"max", rounded(replay.step_quantile(1), 1e-3)}}},
+  };
+  report["refusals"] = json::array();
+  for (const RefusalReport& refusal : replay.refusals) {
+    report["refusals"].push_back({{"reason", refusal.reason},
+                                  {"count", refusal.count},
+                                  {"first_row", refusal.row},
+                                  {"example", refusal.example}});
+  }
+  report["groups"] = json::object();
+  for (const GroupStats& group : replay.groups) {
+    report["groups"][group.group] = {{"lost_tokens", group.lost_tokens}};
+  }
+  report["leaves"] = json::object();
+  for (const LeafReport& leaf : replay.leaves) {
+    json entry = to_json(leaf.at_peak);
+    entry["blocks"] = leaf.blocks;
+    entry["lost_tokens"] = leaf.lost_tokens;
+    entry["group"] = leaf.group;
+    entry["peak"] = to_json(leaf.peak);
+    entry["mean"] = to_json(leaf.mean);
+    report["leaves"][leaf.id] = std::move(entry);
+  }
+  if (subject.verified) report["verify"] = to_json(*subject.verified);
+  return report;
+}
+
+std::string to_text(const Replay& replay, const ReplaySubject& subject) {
+  std::string text;
+  const auto line = [&](std::string_view name, const std::string& what) {
+    fmt::format_to(std::back_inserter(text), "  {:<15} {}\n", name, what);
+  };
+  fmt::format_to(std::back_inserter(text), "{} over {} ({})\n", name_of(subject.trace),
+                 name_of(subject.model), subject.model_type);
+  line("requests",
+       fmt::format("{}, {} prompt tokens; {}{}", grouped(replay.requests.size()),
+                   grouped(replay.prompt_tokens), shape_of(subject),
+                   subject.empty_prompts == 0 ? ""
+                                              : fmt::format("; {} empty prompts left out",
+                                                            grouped(subject.empty_prompts))));
+  line("served with",
+       fmt::format("{}, pages of {} tokens, max_len {}, at most {} live, steps of {} "
+                   "tokens, retention {}, eviction by {}",
+                   in_bytes(static_cast<double>(subject.budget_bytes)), subject.page_tokens,
+                   grouped(subject.max_len), subject.max_live, grouped(subject.max_step_tokens),
+                   subject.retention, subject.eviction));
+  line("reused", fmt::format("{:.2f} % ({} tokens); lost to: {}", replay.hit_pct(),
+                             grouped(replay.hit_tokens), lost_by_group(replay)));
+  line("refused", fmt::format("{} requests, {} answers; {} preemptions", grouped(replay.refused),
+                              grouped(replay.growth_refused), grouped(replay.preemptions)));
+  for (const RefusalReport& refusal : replay.refusals) {
+    line("", fmt::format("{} × {}; the first: row {}: {}", grouped(refusal.count), refusal.reason,
+                         refusal.row, refusal.example));
+  }
+  line("memory", fmt::format("peak {}, mean {} live, cached or padding, of {} huge blocks of {}",
+                             in_bytes(replay.peak_bytes), in_bytes(replay.mean_bytes),
+                             grouped(subject.huge_blocks),
+                             in_bytes(static_cast<double>(subject.huge_bytes))));
+  text += leaf_table(replay);
+  line("steps", fmt::format("{}; plan and settle: median {:.1f} µs, p99 {:.1f} µs, max {:.1f} µs",
+                            grouped(replay.step_us.size()), replay.step_quantile(0.5),
+                            replay.step_quantile(0.99), replay.step_quantile(1)));
+  line("time",
+       fmt::format("{:.1f} µs per request in the manager and planner; {:.2f} s in all, with "
+                   "token ids{}",
+                   replay.us_per_request(), replay.wall_seconds,
+                   subject.verified ? " and verification" : ""));
+  if (subject.verified) line("verified", verified(*subject.verified));
+  return text;
+}
+
+}  // namespace kvleaf::cli
