@@ -7,6 +7,8 @@
 //   entries in    append.h     by slot mapping; as they are, converted, or quantised with scales
 //   entries out   gather.h     the reverse
 //   tables        table.h      deltas of staged tables
+//   attention     attention.h  a plain reference over pages, for every kind of attention leaf
+//   states        state.h      plain reference steps of recurrent layers: gated delta rule, Mamba-2
 //
 // A page of attention: each layer's keys, then its values, then what the stride leaves unused.
 //
@@ -20,10 +22,12 @@
 // skipped, nothing is allocated, and a call that throws KernelError has written nothing.
 #pragma once
 
-#include "kvleaf/kernels/append.h"  // IWYU pragma: export
-#include "kvleaf/kernels/copy.h"    // IWYU pragma: export
-#include "kvleaf/kernels/errors.h"  // IWYU pragma: export
-#include "kvleaf/kernels/gather.h"  // IWYU pragma: export
-#include "kvleaf/kernels/layout.h"  // IWYU pragma: export
-#include "kvleaf/kernels/number.h"  // IWYU pragma: export
-#include "kvleaf/kernels/table.h"   // IWYU pragma: export
+#include "kvleaf/kernels/append.h"     // IWYU pragma: export
+#include "kvleaf/kernels/attention.h"  // IWYU pragma: export
+#include "kvleaf/kernels/copy.h"       // IWYU pragma: export
+#include "kvleaf/kernels/errors.h"     // IWYU pragma: export
+#include "kvleaf/kernels/gather.h"     // IWYU pragma: export
+#include "kvleaf/kernels/layout.h"     // IWYU pragma: export
+#include "kvleaf/kernels/number.h"     // IWYU pragma: export
+#include "kvleaf/kernels/state.h"      // IWYU pragma: export
+#include "kvleaf/kernels/table.h"      // IWYU pragma: export

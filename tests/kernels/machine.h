@@ -20,6 +20,29 @@ namespace kvleaf::kernels::test {
 
 using Bytes = std::vector<std::byte>;
 
+/// An entry of a page, and where the index functions say it lies.
+struct IndexCase {
+  KVPages pages;
+  std::int64_t entry = 0;  // of a slot mapping
+  std::uint32_t layer = 0;
+  std::uint32_t head = 0;
+  std::uint32_t element = 0;
+};
+struct IndexResult {
+  std::uint64_t key = 0;
+  std::uint64_t value = 0;
+  std::uint64_t key_row = 0;
+  std::uint64_t value_row = 0;
+};
+KVLEAF_HD IndexResult index_of(const IndexCase& one) noexcept {
+  const SlotPosition at = split_entry(one.entry, one.pages.layout.slots);
+  const auto slot = static_cast<std::uint32_t>(at.slot);
+  return {one.pages.key_offset(at.block, one.layer, slot, one.head, one.element),
+          one.pages.value_offset(at.block, one.layer, slot, one.head, one.element),
+          one.pages.keys(one.layer).row_offset(one.entry),
+          one.pages.values(one.layer).row_offset(one.entry)};
+}
+
 /// Runs the host's kernels. What a machine must offer.
 struct HostMachine {
   static bool present() { return true; }
@@ -35,6 +58,11 @@ struct HostMachine {
     Bytes bytes_;
   };
 
+  static std::vector<IndexResult> index(std::span<const IndexCase> cases) {
+    std::vector<IndexResult> results;
+    for (const IndexCase& one : cases) results.push_back(index_of(one));
+    return results;
+  }
   static void copy_pages(std::span<const Pages> leaves, std::span<BlockCopy> copies) {
     kernels::copy_pages(leaves, copies);
   }
