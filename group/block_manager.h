@@ -57,7 +57,7 @@ struct ManagerStats {
   std::uint64_t hit_tokens = 0;        // of those, what hits gave
   std::uint64_t step_refusals = 0;     // rows refused by begin_step
   std::uint64_t preemptions = 0;
-  std::uint64_t committed_pages = 0;   // now findable, pages of the tree
+  std::uint64_t committed_pages = 0;   // findable and in nobody's use now, of all leaves
   std::uint64_t segments = 0;          // nodes of the prefix tree
   std::uint64_t twins = 0;             // blocks returned because the page was findable already
   std::uint64_t checkpoints = 0;       // published

@@ -40,7 +40,7 @@ struct AdmitOptions {
   bool partial = false;  // a hit may copy the common part of a page (attention leaves only)
 };
 
-/// How much deeper one group alone could have gone than the joint hit.
+/// What one group alone cost: how much longer the hit would be if that group lacked nothing.
 struct GroupLoss {
   std::string group;
   std::uint32_t tokens = 0;

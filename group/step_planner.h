@@ -21,6 +21,7 @@ namespace kvleaf {
 struct PlannerOptions {
   std::uint32_t max_batch = 0;        // rows, dummy rows included
   std::uint32_t max_step_tokens = 0;  // tokens of all rows together
+  std::uint32_t max_encoder_tokens = 0;  // of one row; 0: max_len or 8,192, whichever is more
 };
 
 /// Entries of one staged array that changed since the previous plan, for scatter_table.

@@ -1,0 +1,321 @@
+// Committing: pages of settled steps become findable; what they are worth; what happens when the pool
+// evicts one.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "kvleaf/group/manager_impl.h"
+
+namespace kvleaf {
+namespace {
+
+// A page's value, most significant first: reachable, used by a kept boundary, priority, proven (asked for
+// at least twice), recency, and depth, deeper pages being worth less.
+constexpr std::uint32_t depth_bits = 16;
+constexpr std::uint32_t recency_bits = 37;
+constexpr Value deepest = (Value{1} << depth_bits) - 1;
+constexpr Value latest = (Value{1} << recency_bits) - 1;
+constexpr Value proven_bit = Value{1} << (depth_bits + recency_bits);
+constexpr std::uint32_t priority_shift = depth_bits + recency_bits + 1;
+constexpr Value kept_bit = Value{1} << (priority_shift + 8);
+constexpr Value reachable_bit = Value{1} << (priority_shift + 9);
+static_assert(priority_shift + 9 == 63, "the parts fill a value");
+
+}  // namespace
+
+Value BlockManager::Impl::value_of(const Request& r, const LeafInfo& leaf, std::uint32_t slot,
+                                   bool kept) const {
+  const Value shallow = deepest - std::min<Value>(slot, deepest);
+  const Value recency = std::min<Value>(clock_, latest) << depth_bits;
+  if (options_.eviction == EvictionOrder::lru) return reachable_bit | recency | shallow;
+  const bool proven = std::uint64_t{slot + 1} * leaf.pages <= r.matched && leaf.writing != Writing::write_once;
+  return reachable_bit | (kept ? kept_bit : 0) |
+         Value{static_cast<std::uint32_t>(r.priority + 128)} << priority_shift | (proven ? proven_bit : 0) |
+         recency | shallow;
+}
+
+Value BlockManager::Impl::lasting_bits() noexcept { return kept_bit | proven_bit; }
+
+bool BlockManager::Impl::kept_slot(const Request& r, const LeafInfo& leaf, std::uint32_t slot) const {
+  if (options_.retention.kind == Retention::Kind::dense) return true;
+  const std::uint64_t end = (std::uint64_t{slot} + 1) * leaf.tokens_per_page;
+  const auto used_at = [&](std::uint64_t n) {
+    return n <= options_.max_len && leaf.pattern.slots(static_cast<std::uint32_t>(n), leaf.tokens_per_page).contains(slot);
+  };
+  // The nearest boundary behind the slot reaches back furthest of all: tail_begin never decreases.
+  const auto next = std::lower_bound(r.kept.begin(), r.kept.end(), end);
+  if (next != r.kept.end() && used_at(*next)) return true;
+  if (options_.retention.kind == Retention::Kind::every) {
+    const std::uint64_t step = std::uint64_t{ceil_div(options_.retention.tokens, unit_)} * unit_;
+    return used_at((end + step - 1) / step * step);
+  }
+  return false;
+}
+
+bool BlockManager::Impl::kept_boundary(const Request& r, std::uint32_t tokens) const {
+  if (tokens == 0 || tokens % unit_ != 0 || tokens > r.addressable) return false;
+  if (boundary_outside(tokens, unit_, r.uncut) != tokens) return false;
+  if (std::binary_search(r.kept.begin(), r.kept.end(), tokens)) return true;
+  switch (options_.retention.kind) {
+    case Retention::Kind::dense: return true;
+    case Retention::Kind::every:
+      if (tokens % (ceil_div(options_.retention.tokens, unit_) * unit_) == 0) return true;
+      break;
+    case Retention::Kind::tail:
+    case Retention::Kind::spaced: break;
+  }
+  // The last boundary of the sequence as it is known now.
+  return tokens + unit_ > r.known();
+}
+
+// ---- the tree --------------------------------------------------------------------------------------
+
+void BlockManager::Impl::move_cursor(Request& r, TreeCursor cursor) {
+  tree_->pin(cursor.segment);
+  const SegmentId old = r.cursor.segment;
+  r.cursor = cursor;
+  tree_->unpin(old);
+}
+
+void BlockManager::Impl::record(Event::Kind kind, std::uint32_t leaf, SegmentId segment, std::uint32_t page) {
+  if (!options_.events) return;
+  const LeafInfo& info = info_[leaf];
+  events_.push_back({kind, groups_[info.group].name, info.leaf->leaf_id(), tree_->page_key(segment, page),
+                     tree_->parent_key(segment, page), (page + 1) * options_.page_tokens});
+}
+
+void BlockManager::Impl::commit(Request& r) {
+  if (!caching_ || !r.publish) return;
+  const std::uint32_t P = options_.page_tokens;
+  const std::uint32_t limit = std::min({r.computed, r.known(), r.addressable});
+  while (r.committed < limit / P) {
+    TreeCursor cursor = r.cursor;
+    const PrefixTree::Run run = tree_->insert(
+        cursor, std::span(r.tokens).subspan(std::size_t{r.committed} * P, std::size_t{limit / P - r.committed} * P),
+        r.extras);
+    move_cursor(r, cursor);
+    r.committed = cursor.pages;
+    for (const std::uint32_t leaf : text_) {
+      if (info_[leaf].tree && !info_[leaf].ahead) commit_run(r, info_[leaf], run);
+    }
+  }
+  // Leaves that are fed the next token follow one token behind.
+  while (any_ahead_ && r.ahead_committed < r.committed &&
+         std::uint64_t{r.ahead_committed + 1} * P < std::min(r.known(), r.addressable)) {
+    const SegmentId segment = tree_->segment_of(r.cursor, r.ahead_committed);
+    const PrefixTree::Run run{segment, r.ahead_committed, 1};
+    for (const std::uint32_t leaf : text_) {
+      if (info_[leaf].tree && info_[leaf].ahead) commit_run(r, info_[leaf], run);
+    }
+    ++r.ahead_committed;
+  }
+  file_checkpoints(r);
+}
+
+void BlockManager::Impl::commit_run(Request& r, const LeafInfo& info, const PrefixTree::Run& run) {
+  Row& row = r.rows[info.id.value()];
+  const std::uint32_t leaf = *info.tree;
+  to_commit_.clear();
+  to_commit_keys_.clear();
+  to_commit_values_.clear();
+  std::uint32_t slot = run.first / info.pages;
+  for (std::uint32_t page = (slot + 1) * info.pages - 1; page < run.first + run.pages; page += info.pages, ++slot) {
+    const BlockId own = row.held(slot);
+    if (own == null_block) continue;
+    Value value = value_of(r, info, slot, kept_slot(r, info, slot));
+    if (tree_->resident(run.segment, page, leaf)) {
+      const BlockId theirs = tree_->block(run.segment, page, leaf);
+      if (theirs == own || pool_->committed(info.id, own)) continue;
+      const bool equal_next = !info.ahead || tree_->ahead_token(run.segment, page) == r.tokens[std::size_t{slot + 1} * info.tokens_per_page];
+      if (pool_->references(info.id, theirs) > 0) {
+        // A twin: go on with the block that is findable, return our own.
+        if (slot < row.first || slot >= row.slots.size() || !equal_next) continue;
+        pool_->touch(info.id, theirs);
+        row.slots[slot] = theirs;
+        row.note_change(slot);
+        give_back(r, info.id, own);
+        ++counters_.twins;
+        continue;
+      }
+      // Unreferenced: ours takes its place, and takes over what the page is worth.
+      value |= pool_->value(info.id, theirs) & (kept_bit | proven_bit);
+      pool_->uncommit(info.id, theirs);
+      ++counters_.twins;
+    } else {
+      if (pool_->committed(info.id, own)) continue;
+      record(Event::Kind::stored, info.id.value(), run.segment, page);
+    }
+    tree_->set_block(run.segment, page, leaf, own);
+    if (info.ahead) tree_->set_ahead_token(run.segment, page, r.tokens[std::size_t{slot + 1} * info.tokens_per_page]);
+    to_commit_.push_back(own);
+    to_commit_keys_.push_back({run.segment.value(), page});
+    to_commit_values_.push_back(value);
+  }
+  pool_->commit_many(info.id, to_commit_, to_commit_keys_, to_commit_values_);
+  tree_->set_mark(run.segment, leaf, false);
+}
+
+// ---- checkpoints -----------------------------------------------------------------------------------
+
+bool BlockManager::Impl::file_checkpoint(Request& r, std::uint32_t tokens, std::span<const BlockId> blocks) {
+  const std::uint32_t page = tokens / options_.page_tokens - 1;
+  const SegmentId segment = tree_->segment_of(r.cursor, page);
+  for (const std::uint32_t leaf : states_) {
+    const LeafInfo& info = info_[leaf];
+    if (!info.tree) continue;
+    if (tree_->resident(segment, page, *info.tree)) return false;  // all of them, or none
+    if (pool_->committed(info.id, blocks[info.kind_index])) return false;
+  }
+  bool filed = false;
+  for (const std::uint32_t leaf : states_) {
+    const LeafInfo& info = info_[leaf];
+    if (!info.tree) continue;
+    const BlockId block = blocks[info.kind_index];
+    tree_->set_block(segment, page, *info.tree, block);
+    pool_->commit(info.id, block, {segment.value(), page},
+                  value_of(r, info, tokens / info.tokens_per_page - 1, true));
+    record(Event::Kind::stored, leaf, segment, page);
+    filed = true;
+  }
+  if (!filed) return false;
+  ++counters_.checkpoints;
+  // A checkpoint that only the end of the sequence kept gives way to the next one, unless somebody else
+  // has asked for it since, or uses it.
+  const bool only_end = !std::binary_search(r.kept.begin(), r.kept.end(), tokens) &&
+                        (options_.retention.kind == Retention::Kind::tail || options_.retention.kind == Retention::Kind::spaced);
+  if (r.rolling > 0 && r.rolling < tokens) {
+    const std::uint32_t old = r.rolling / options_.page_tokens - 1;
+    const SegmentId old_segment = tree_->segment_of(r.cursor, old);
+    bool unused = true;
+    for (const std::uint32_t leaf : states_) {
+      const LeafInfo& info = info_[leaf];
+      if (!info.tree || !tree_->resident(old_segment, old, *info.tree)) continue;
+      const BlockId block = tree_->block(old_segment, old, *info.tree);
+      unused = unused && pool_->references(info.id, block) == 0 && (pool_->value(info.id, block) & proven_bit) == 0;
+    }
+    for (const std::uint32_t leaf : states_) {
+      const LeafInfo& info = info_[leaf];
+      if (unused && info.tree && tree_->resident(old_segment, old, *info.tree)) forget(leaf, old_segment, old);
+    }
+    r.rolling = 0;
+  }
+  if (only_end) r.rolling = tokens;
+  return true;
+}
+
+void BlockManager::Impl::file_checkpoints(Request& r) {
+  for (std::size_t i = 0; i < r.unfiled.size();) {
+    PendingCheckpoint& pending = r.unfiled[i];
+    const bool settled = pending.step < first_step_;
+    if (!settled || pending.tokens > r.committed * options_.page_tokens) {
+      ++i;
+      continue;
+    }
+    file_checkpoint(r, pending.tokens, pending.blocks);
+    for (const std::uint32_t leaf : states_) {
+      const BlockId block = pending.blocks[info_[leaf].kind_index];
+      if (block != null_block) pool_->free(LeafId{leaf}, block);
+    }
+    r.unfiled.erase(r.unfiled.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+// ---- look-ups leave traces -------------------------------------------------------------------------
+
+void BlockManager::Impl::refresh(Request& r, const Found& found, std::uint32_t hit) {
+  const std::uint32_t P = options_.page_tokens;
+  ++clock_;
+  for (const LeafInfo& info : info_) {
+    if (!info.tree) continue;
+    if (info.needs_all && hit == found.path.pages * P) continue;  // all of it is claimed
+    const SlotReach claimed = info.pattern.slots(hit, info.tokens_per_page);
+    const SlotReach junction = info.pattern.slots(found.junction, info.tokens_per_page);
+    for (const TreePath::Part& part : found.path.parts) {
+      const std::uint32_t matched = part.pages >= 32 ? ~0u : (1u << part.pages) - 1;
+      for (std::uint32_t bits = tree_->mask(part.segment, *info.tree) & matched; bits != 0; bits &= bits - 1) {
+        const std::uint32_t page = part.first + static_cast<std::uint32_t>(std::countr_zero(bits));
+        const std::uint32_t slot = page / info.pages;
+        if (hit > 0 && (page + 1) * P <= hit && claimed.contains(slot)) continue;  // valued when it is returned
+        const BlockId block = tree_->block(part.segment, page, *info.tree);
+        const bool kept = (pool_->value(info.id, block) & kept_bit) != 0 ||
+                          (found.junction > 0 && junction.contains(slot)) || kept_slot(r, info, slot);
+        pool_->revalue(info.id, block, value_of(r, info, slot, kept));
+      }
+      tree_->set_mark(part.segment, *info.tree, false);
+    }
+  }
+}
+
+// ---- forgetting ------------------------------------------------------------------------------------
+
+void BlockManager::Impl::forget(std::uint32_t leaf, SegmentId segment, std::uint32_t page) {
+  const LeafInfo& info = info_[leaf];
+  record(Event::Kind::removed, leaf, segment, page);
+  pool_->uncommit(info.id, tree_->block(segment, page, *info.tree));
+  tree_->clear_block(segment, page, *info.tree);
+}
+
+void BlockManager::Impl::mark_unreachable(std::uint32_t leaf, SegmentId segment, std::uint32_t page) {
+  if (options_.eviction == EvictionOrder::lru) return;
+  const LeafInfo& info = info_[leaf];
+  const auto lower = [&](SegmentId at, std::uint32_t from) {
+    const std::uint32_t first = tree_->first_page(at);
+    std::uint32_t bits = tree_->mask(at, *info.tree);
+    if (from > first) bits &= ~((1u << (from - first)) - 1);
+    for (; bits != 0; bits &= bits - 1) {
+      const BlockId block = tree_->block(at, first + static_cast<std::uint32_t>(std::countr_zero(bits)), *info.tree);
+      pool_->revalue(info.id, block, pool_->value(info.id, block) & ~reachable_bit);
+    }
+  };
+  if (page + 1 < tree_->first_page(segment) + tree_->pages(segment)) lower(segment, page + 1);
+  tree_->each_below(segment, [&](SegmentId below) {
+    if (tree_->marked(below, *info.tree)) return false;  // and so is all that lies below it
+    lower(below, tree_->first_page(below));
+    tree_->set_mark(below, *info.tree, true);
+    return true;
+  });
+}
+
+void BlockManager::Impl::encoder_lost(EncoderNode& node, std::optional<BlockId> evicted_block) {
+  // Whole or absent: the rest is of no use. Blocks in use stay live, but nobody new will find them.
+  for (std::size_t i = 0; i < encoders_.size(); ++i) {
+    for (const BlockId block : node.blocks[i]) {
+      if (evicted_block != block && pool_->committed(LeafId{encoders_[i]}, block)) {
+        const auto key = pool_->key(LeafId{encoders_[i]}, block);
+        if (key && key->high == (encoder_key | node.id)) pool_->uncommit(LeafId{encoders_[i]}, block);
+      }
+    }
+  }
+  encoder_ids_.erase(node.id);
+  const auto it = encoder_index_.find(node.name);
+  node.findable = false;
+  if (it != encoder_index_.end() && it->second.get() == &node) {
+    if (node.users > 0) encoder_orphans_.push_back(std::move(it->second));
+    encoder_index_.erase(it);
+  }
+}
+
+void BlockManager::Impl::evicted(LeafId leaf, BlockId block, PageKey key) {
+  if ((key.high & encoder_key) != 0) {
+    const auto it = encoder_ids_.find(key.high & ~encoder_key);
+    if (it != encoder_ids_.end()) encoder_lost(*it->second, block);
+    return;
+  }
+  const SegmentId segment{static_cast<std::uint32_t>(key.high)};
+  const auto page = static_cast<std::uint32_t>(key.low);
+  const LeafInfo& info = info_[leaf.value()];
+  tree_->pin(segment);
+  if (info.needs_all) mark_unreachable(leaf.value(), segment, page);
+  record(Event::Kind::removed, leaf.value(), segment, page);
+  tree_->clear_block(segment, page, *info.tree);
+  // The slot's other pages of the group serve nobody alone: values without their scales.
+  for (const std::uint32_t other : groups_[info.group].leaves) {
+    const LeafInfo& sibling = info_[other];
+    if (other == leaf.value() || !sibling.tree || !tree_->resident(segment, page, *sibling.tree)) continue;
+    if (pool_->references(sibling.id, tree_->block(segment, page, *sibling.tree)) == 0) forget(other, segment, page);
+  }
+  tree_->unpin(segment);
+}
+
+}  // namespace kvleaf

@@ -1,0 +1,227 @@
+// The block manager's insides, shared by its source files: admission.cpp (finding, claiming, fitting),
+// stepping.cpp (begin, settle, abandon), committing.cpp (the tree, values, checkpoints), sharing.cpp
+// (fork, rewind, preempt, release), manager_audit.cpp.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "kvleaf/group/block_manager.h"
+#include "kvleaf/group/joint_hit.h"
+#include "kvleaf/group/last_writer.h"
+#include "kvleaf/group/prefix_tree.h"
+#include "kvleaf/group/request.h"
+
+namespace kvleaf {
+
+/// What the manager knows of one leaf.
+struct LeafInfo {
+  LeafId id{0};
+  const KVLeafRegion* leaf = nullptr;
+  AccessPattern pattern = AccessPattern::full();
+  Writing writing = Writing::append;
+  std::uint32_t tokens_per_page = 0;
+  std::uint32_t pages = 0;  // tokens_per_page / page_tokens
+  std::uint32_t group = 0;
+  std::optional<std::uint32_t> tree;  // its arrays in the prefix tree; none: not cached by page
+  std::uint32_t kind_index = 0;       // among the leaves of its writing
+  bool needs_all = false;             // every later token needs the whole prefix
+  bool ahead = false;
+};
+
+struct GroupInfo {
+  std::string name;
+  AccessPattern pattern;
+  Writing writing;
+  std::vector<std::uint32_t> leaves;
+  std::uint64_t lost_tokens = 0;
+};
+
+/// A copy that the next step must list. The source carries one reference.
+struct PendingCopy {
+  LeafId leaf{0};
+  BlockId src{0};
+  BlockId dst{0};
+};
+
+/// A step in flight, beyond what its caller sees.
+struct StepRecord {
+  Step step;
+  struct Entry {
+    Request* request = nullptr;  // null once released
+    RequestId id{0};
+    std::uint32_t begin = 0;
+    std::uint32_t count = 0;
+    bool cleared_state = false;  // its states were zero-filled in this step
+  };
+  std::vector<Entry> entries;
+  std::vector<std::pair<LeafId, BlockId>> returning;  // one reference each, freed when it settles
+  std::vector<PendingCopy> held_copies;  // listed copies whose sources are referenced until it settles
+};
+
+class BlockManager::Impl {
+ public:
+  Impl(Leaves leaves, ManagerOptions options);
+  ~Impl();
+
+  // ---- admission.cpp
+  Admission admit(RequestId id, std::span<const Token> tokens, const AdmitOptions& options);
+  Admission probe(std::span<const Token> tokens, const AdmitOptions& options);
+  std::optional<std::uint32_t> next_stop(const Request& r) const;
+  std::uint32_t longest_request() const;
+  void encoder_filled(Request& r);
+
+  // ---- stepping.cpp
+  const Step& begin_step(std::span<const StepRequest> batch);
+  void settle(StepId step, std::span<const Kept> kept);
+  enum class DeviceWork { failed, never_ran };  // failed: states may be half written
+  std::vector<std::pair<RequestId, std::uint32_t>> abandon(StepId step, DeviceWork work = DeviceWork::failed);
+
+  // ---- sharing.cpp
+  void fork(RequestId parent, RequestId child);
+  void rewind(RequestId id, std::uint32_t tokens);
+  void release(RequestId id, Prefix prefix, std::optional<std::uint32_t> addressable);
+  void preempt(RequestId id);
+  void reset_cache();
+
+  // ---- manager_audit.cpp
+  void audit() const;
+  ManagerStats stats() const;
+
+  Request& get(RequestId id) const;
+  StepRecord* record_of(std::uint64_t step) noexcept;  // in flight, else nullptr
+
+  Leaves leaves_;
+  ManagerOptions options_;
+  std::vector<LeafInfo> info_;
+  std::vector<GroupInfo> groups_;
+  std::vector<std::uint32_t> text_;      // leaves with writing append
+  std::vector<std::uint32_t> states_;    // in_place
+  std::vector<std::uint32_t> encoders_;  // write_once
+  std::vector<std::uint32_t> scratch_;   // exclusive
+  std::uint32_t unit_ = 1;  // tokens: boundaries at which a hit can be are multiples of it
+  bool any_ahead_ = false;  // some leaf is fed the next token
+  bool caching_ = true;     // prefix caching, and some leaf with a text reach is cacheable
+  std::unique_ptr<BlockPool> pool_;
+  std::unique_ptr<PrefixTree> tree_;
+  std::unique_ptr<LastWriter> last_writer_;
+
+  std::unordered_map<RequestId, std::unique_ptr<Request>> requests_;
+  std::vector<std::unique_ptr<Request>> spare_;  // ended requests: their arrays are used again
+  std::vector<Request*> prompts_;                // admitted, planned < prompt
+  std::vector<Request*> guaranteed_;             // admitted with a guarantee
+  std::unordered_map<RequestId, std::uint32_t> preempted_;  // and the tokens they had computed
+  std::unordered_map<std::string, std::unique_ptr<EncoderNode>> encoder_index_;
+  std::unordered_map<std::uint64_t, EncoderNode*> encoder_ids_;
+  std::vector<std::unique_ptr<EncoderNode>> encoder_orphans_;  // in use, no longer findable
+
+  std::vector<StepRecord> steps_;     // a ring of max_steps_in_flight
+  std::uint64_t first_step_ = 1;      // oldest not settled
+  std::uint64_t next_step_ = 1;       // first_step_ … next_step_ - 1 are in flight
+  std::vector<PendingCopy> pending_copies_;
+  std::vector<ZeroFill> pending_fills_;  // scratch of forks
+  std::uint64_t clock_ = 0;           // of recency: one tick per admission, settling, release
+  std::uint64_t serials_ = 0;
+  std::uint64_t encoder_serials_ = 0;
+  std::uint64_t batch_marks_ = 0;
+  std::uint32_t observers_ = 0;       // of rows: planners' host sets
+  ManagerStats counters_;             // those that only count
+  std::vector<Event> events_;
+
+  // ---- admission.cpp
+  struct Found {
+    TreePath path;
+    std::optional<SegmentId> root;
+    std::vector<LeafResidency> residency;
+    std::vector<std::uint32_t> residency_leaf;  // leaf of each
+    std::uint32_t limit = 0;     // deepest boundary that could be hit
+    std::uint32_t hit = 0;
+    std::uint32_t extra = 0;     // tokens of the page behind the hit, with partial
+    TreeCursor extra_behind;
+    std::uint32_t junction = 0;  // where the look-up left a cached path; 0: nowhere
+  };
+  void check_admission(std::span<const Token> tokens, const AdmitOptions& options) const;
+  void find(std::span<const Token> tokens, const AdmitOptions& options, const Request& r, Found& found);
+  std::string reason_of(const Found& found, std::span<const Token> tokens, const AdmitOptions& options) const;
+  Admission answer(RequestId id, std::span<const Token> tokens, const AdmitOptions& options, bool keep);
+  void claim(Request& r, const Found& found, std::uint32_t hit, bool with_extra);
+  void unclaim(Request& r);
+  EncoderNode* find_encoder(const AdmitOptions& options) const;
+  static std::string encoder_name(const AdmitOptions& options);
+  /// Blocks that `r` still has to draw for its first `length` tokens, beyond those it holds.
+  std::uint64_t outstanding(const Request& r, const LeafInfo& leaf, std::uint32_t length,
+                            std::uint32_t step_tokens) const;
+  std::uint64_t promise(const Request& r, const LeafInfo& leaf) const;
+  void form_promises(const Request* without = nullptr);
+  /// Whether the rest of r's prompt fits beside what earlier prompts still have to plan.
+  bool would_fit(const Request& r, bool take_checkpoint, std::uint32_t encoder_tokens, std::string* why);
+  /// Whether r's checkpoints are unshared, and making them its live states.
+  bool may_take_checkpoints(const Request& r) const;
+  void take_checkpoints(Request& r);
+  EncoderNode* make_encoder(const AdmitOptions& options);
+  void plan_kept(Request& r, std::uint32_t junction) const;
+
+  // ---- stepping.cpp
+  bool serve(Request& r, std::uint32_t new_tokens, StepRecord& record, std::string& why);
+  void due_checkpoint(Request& r, StepRecord& record, StepRecord::Entry& entry);
+  void slide(Request& r, std::uint32_t tokens);
+  void free_leaving(Request& r);
+  void unslide(Request& r, std::uint32_t tokens);
+  void cut_rows(Request& r, std::uint32_t tokens);
+  void add_copy(StepRecord& record, LeafId leaf, BlockId src, BlockId dst);
+  void back_to(Request& r, std::uint32_t tokens);
+  bool can_go_back(const Request& r, std::uint32_t tokens) const;
+  std::uint32_t deepest_return(const Request& r, std::uint32_t at_most) const;
+  std::optional<BlockId> checkpoint_at(const Request& r, const LeafInfo& leaf, std::uint32_t tokens) const;
+
+  // ---- committing.cpp
+  void commit(Request& r);
+  void commit_run(Request& r, const LeafInfo& info, const PrefixTree::Run& run);
+  void file_checkpoints(Request& r);
+  void file_live_state(Request& r);
+  bool file_checkpoint(Request& r, std::uint32_t tokens, std::span<const BlockId> blocks);
+  bool kept_boundary(const Request& r, std::uint32_t tokens) const;
+  bool kept_slot(const Request& r, const LeafInfo& leaf, std::uint32_t slot) const;
+  Value value_of(const Request& r, const LeafInfo& leaf, std::uint32_t slot, bool kept) const;
+  static Value lasting_bits() noexcept;
+  Value value_with_kept(const Request& r, const LeafInfo& leaf, BlockId block, std::uint32_t slot, bool kept) const;
+  /// After a look-up: what it met is recent, and kept where a junction needs it.
+  void refresh(Request& r, const Found& found, std::uint32_t hit);
+  /// The block of this page is findable no more; a live one stays live.
+  void forget(std::uint32_t leaf, SegmentId segment, std::uint32_t page);
+  void evicted(LeafId leaf, BlockId block, PageKey key);
+  void mark_unreachable(std::uint32_t leaf, SegmentId segment, std::uint32_t page);
+  void encoder_lost(EncoderNode& node, std::optional<BlockId> evicted_block);
+  void record(Event::Kind kind, std::uint32_t leaf, SegmentId segment, std::uint32_t page);
+  void move_cursor(Request& r, TreeCursor cursor);
+
+  // ---- sharing.cpp
+  std::unique_ptr<Request> make_request(RequestId id);
+  void retire(std::unique_ptr<Request> request);
+  void leave(Request& r);
+  void give_back(Request& r, LeafId leaf, BlockId block);
+  void give_back_all(Request& r);
+  void forget_own(Request& r, std::uint32_t from_tokens);
+  void drop_pending_copy(LeafId leaf, BlockId dst);
+
+  std::vector<BlockPool::Demand> demand_;   // scratch of serve
+  std::vector<BlockId> drawn_;              // scratch of serve
+  std::vector<std::uint64_t> wanted_;       // scratch of would_fit
+  std::vector<BlockId> file_scratch_;       // scratch of file_live_state
+  std::vector<BlockId> to_commit_;          // scratch of commit_run
+  std::vector<PageKey> to_commit_keys_;
+  std::vector<Value> to_commit_values_;
+  Found found_;                             // scratch of answer
+};
+
+constexpr std::uint32_t ceil_div(std::uint32_t a, std::uint32_t b) noexcept {
+  return a / b + (a % b != 0 ? 1 : 0);
+}
+
+/// Key of an encoder's page in the pool; a page of the tree has its segment and absolute page.
+inline constexpr std::uint64_t encoder_key = std::uint64_t{1} << 63;
+
+}  // namespace kvleaf

@@ -1,0 +1,385 @@
+// How requests begin, share, go back and end.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kvleaf/group/manager_impl.h"
+
+namespace kvleaf {
+
+// ---- life ------------------------------------------------------------------------------------------
+
+std::unique_ptr<Request> BlockManager::Impl::make_request(RequestId id) {
+  std::unique_ptr<Request> request;
+  if (spare_.empty()) {
+    request = std::make_unique<Request>();
+    request->rows.resize(leaves_.size());
+    request->states.resize(states_.size());
+    request->scratch.resize(scratch_.size());
+  } else {
+    request = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  request->id = id;
+  request->serial = ++serials_;
+  return request;
+}
+
+void BlockManager::Impl::retire(std::unique_ptr<Request> request) {
+  // Arrays keep their capacity: the next request will not have to ask for it again.
+  Request& r = *request;
+  Request clean;
+  clean.rows = std::move(r.rows);
+  clean.states = std::move(r.states);
+  clean.scratch = std::move(r.scratch);
+  clean.tokens = std::move(r.tokens);
+  clean.kept = std::move(r.kept);
+  clean.tokens.clear();
+  clean.kept.clear();
+  for (Row& row : clean.rows) {
+    row.slots.clear();
+    row.leaving.clear();
+    row.first = row.leaving_first = 0;
+    row.hint.reset();
+    row.changed.fill(0);
+  }
+  for (State& state : clean.states) {
+    state.ring.clear();
+    state.read.reset();
+    state.source.reset();
+    state.fresh = true;
+    state.valid_from = 0;
+  }
+  for (auto& block : clean.scratch) block.reset();
+  r = std::move(clean);
+  spare_.push_back(std::move(request));
+}
+
+void BlockManager::Impl::leave(Request& r) {
+  std::erase(prompts_, &r);
+  std::erase(guaranteed_, &r);
+  for (std::uint64_t step = first_step_; step < next_step_; ++step) {
+    for (StepRecord::Entry& entry : record_of(step)->entries) {
+      if (entry.request == &r) entry.request = nullptr;
+    }
+  }
+  const auto it = requests_.find(r.id);
+  std::unique_ptr<Request> owned = std::move(it->second);
+  requests_.erase(it);
+  retire(std::move(owned));
+  if (!guaranteed_.empty()) form_promises();
+}
+
+void BlockManager::Impl::give_back(Request& r, LeafId leaf, BlockId block) {
+  if (r.in_flight > 0) {
+    if (StepRecord* record = record_of(r.last_step); record != nullptr) {
+      record->returning.emplace_back(leaf, block);
+      return;
+    }
+  }
+  pool_->free(leaf, block);
+}
+
+void BlockManager::Impl::drop_pending_copy(LeafId leaf, BlockId dst) {
+  const auto it = std::find_if(pending_copies_.begin(), pending_copies_.end(),
+                               [&](const PendingCopy& c) { return c.leaf == leaf && c.dst == dst; });
+  if (it == pending_copies_.end()) return;
+  pool_->free(it->leaf, it->src);
+  pending_copies_.erase(it);
+}
+
+Value BlockManager::Impl::value_with_kept(const Request& r, const LeafInfo& info, BlockId block, std::uint32_t slot,
+                                          bool kept) const {
+  // What somebody else's boundary needs stays kept, and what was proven stays proven.
+  return value_of(r, info, slot, kept) | (pool_->value(info.id, block) & lasting_bits());
+}
+
+void BlockManager::Impl::give_back_all(Request& r) {
+  ++clock_;
+  for (const std::uint32_t leaf : text_) {
+    const LeafInfo& info = info_[leaf];
+    Row& row = r.rows[leaf];
+    const auto give = [&](std::uint32_t slot, BlockId block) {
+      if (block == null_block) return;
+      if (pool_->committed(info.id, block)) {
+        pool_->revalue(info.id, block, value_with_kept(r, info, block, slot, kept_slot(r, info, slot)));
+      }
+      drop_pending_copy(info.id, block);
+      give_back(r, info.id, block);
+    };
+    for (std::size_t i = 0; i < row.leaving.size(); ++i) give(static_cast<std::uint32_t>(row.leaving_first + i), row.leaving[i]);
+    const auto head = std::min<std::uint32_t>(ceil_div(info.pattern.head(), info.tokens_per_page), row.first);
+    for (std::uint32_t slot = 0; slot < std::min<std::size_t>(head, row.slots.size()); ++slot) give(slot, row.slots[slot]);
+    for (std::uint32_t slot = row.first; slot < row.slots.size(); ++slot) give(slot, row.slots[slot]);
+  }
+  for (const std::uint32_t leaf : states_) {
+    State& state = r.states[info_[leaf].kind_index];
+    for (const BlockId block : state.ring) {
+      if (block == null_block) continue;
+      drop_pending_copy(LeafId{leaf}, block);
+      give_back(r, LeafId{leaf}, block);
+    }
+    if (state.read) give_back(r, LeafId{leaf}, *state.read);
+    if (state.source) give_back(r, LeafId{leaf}, *state.source);
+    for (const PendingCheckpoint& pending : r.unfiled) {
+      const BlockId block = pending.blocks[info_[leaf].kind_index];
+      if (block != null_block) give_back(r, LeafId{leaf}, block);
+    }
+  }
+  for (const std::uint32_t leaf : scratch_) {
+    if (const auto block = r.scratch[info_[leaf].kind_index]) give_back(r, LeafId{leaf}, *block);
+  }
+  if (r.encoder != nullptr) {
+    EncoderNode& node = *r.encoder;
+    for (std::size_t i = 0; i < encoders_.size(); ++i) {
+      for (std::uint32_t slot = 0; slot < node.blocks[i].size(); ++slot) {
+        const BlockId block = node.blocks[i][slot];
+        if (pool_->committed(LeafId{encoders_[i]}, block)) {
+          pool_->revalue(LeafId{encoders_[i]}, block, value_of(r, info_[encoders_[i]], slot, true));
+        }
+        give_back(r, LeafId{encoders_[i]}, block);
+      }
+    }
+    if (--node.users == 0 && (!node.filled || !node.findable || !options_.enable_prefix_caching)) {
+      // Nobody can find it, or it was never written: its name must not outlive its blocks.
+      encoder_ids_.erase(node.id);
+      const auto it = encoder_index_.find(node.name);
+      if (it != encoder_index_.end() && it->second.get() == &node) {
+        encoder_index_.erase(it);
+      } else {
+        std::erase_if(encoder_orphans_, [&](const auto& orphan) { return orphan.get() == &node; });
+      }
+    }
+    r.encoder = nullptr;
+  }
+}
+
+void BlockManager::Impl::forget_own(Request& r, std::uint32_t from_tokens) {
+  // Pages behind `from_tokens` that nobody else holds.
+  const std::uint32_t from = ceil_div(from_tokens, options_.page_tokens);
+  for (std::uint32_t page = r.committed; page-- > from;) {
+    const SegmentId segment = tree_->segment_of(r.cursor, page);
+    for (const LeafInfo& info : info_) {
+      if (!info.tree || !tree_->resident(segment, page, *info.tree)) continue;
+      const BlockId block = tree_->block(segment, page, *info.tree);
+      std::uint32_t own = 0;
+      if (info.writing == Writing::append) {
+        own = r.rows[info.id.value()].held(page / info.pages) == block ? 1 : 0;
+      } else {
+        const State& state = r.states[info.kind_index];
+        for (const BlockId live : state.ring) own += live == block ? 1 : 0;
+        own += state.read == block ? 1 : 0;
+        own += state.source == block ? 1 : 0;
+      }
+      if (pool_->references(info.id, block) <= own) forget(info.id.value(), segment, page);
+    }
+  }
+}
+
+void BlockManager::Impl::release(RequestId id, Prefix prefix, std::optional<std::uint32_t> addressable) {
+  Request& r = get(id);
+  if (caching_ && r.publish) {
+    const std::uint32_t settled = std::min({r.computed, r.known(), r.addressable});
+    const std::uint32_t last = boundary_outside(settled, unit_, r.uncut);
+    if (last > 0 && !std::binary_search(r.kept.begin(), r.kept.end(), last)) {
+      r.kept.insert(std::lower_bound(r.kept.begin(), r.kept.end(), last), last);
+    }
+    if (prefix == Prefix::keep && r.in_flight == 0) file_live_state(r);
+    if (prefix == Prefix::drop) forget_own(r, r.hit / options_.page_tokens * options_.page_tokens);
+    if (addressable && *addressable < settled) forget_own(r, *addressable / options_.page_tokens * options_.page_tokens);
+  }
+  give_back_all(r);
+  if (caching_ && r.publish) tree_->unpin(r.cursor.segment);
+  leave(r);
+}
+
+void BlockManager::Impl::preempt(RequestId id) {
+  const std::uint32_t computed = get(id).computed;
+  release(id, Prefix::keep, {});
+  preempted_[id] = computed;
+  ++counters_.preemptions;
+}
+
+// ---- fork, rewind ----------------------------------------------------------------------------------
+
+void BlockManager::Impl::fork(RequestId parent, RequestId child) {
+  Request& p = get(parent);
+  if (requests_.contains(child)) throw RequestError(fmt::format("request {} is live already", child.value()));
+  if (p.in_flight > 0) {
+    throw RequestError(fmt::format("request {} has {} steps in flight; settle them before forking", parent.value(), p.in_flight));
+  }
+  // The child's own: a partly filled page of each leaf, live states, scratch.
+  demand_.clear();
+  std::size_t total = 0;
+  const auto want = [&](std::uint32_t leaf, std::uint64_t blocks, Fate fate) {
+    if (blocks == 0) return;
+    demand_.push_back({LeafId{leaf}, blocks, fate, {}});
+    total += blocks;
+  };
+  const auto partly = [&](const LeafInfo& info) {
+    const Row& row = p.rows[info.id.value()];
+    return p.planned % info.tokens_per_page != 0 && !row.slots.empty() && row.slots.back() != null_block;
+  };
+  const auto owns_state = [&](const State& state) { return !state.ring.empty() && !state.read; };
+  for (const std::uint32_t leaf : text_) want(leaf, partly(info_[leaf]) ? 1 : 0, Fate::cache);
+  for (const std::uint32_t leaf : states_) {
+    const State& state = p.states[info_[leaf].kind_index];
+    want(leaf, owns_state(state) ? state.ring.size() : 0, Fate::request);
+  }
+  for (const std::uint32_t leaf : scratch_) want(leaf, p.scratch[info_[leaf].kind_index] ? 1 : 0, Fate::request);
+  drawn_.assign(total, null_block);
+  if (!guaranteed_.empty()) form_promises();
+  if (total > 0 && !pool_->allocate_all(demand_, drawn_)) {
+    throw PoolExhausted(fmt::format("forking request {} at {} tokens needs {} blocks of its own; they do not fit",
+                                    parent.value(), p.planned, total));
+  }
+
+  // Scratch is not copied: whoever wrote it last must not show through.
+  for (std::size_t i = 0, at = 0; i < demand_.size(); ++i) {
+    for (std::uint64_t k = 0; k < demand_[i].blocks; ++k, ++at) {
+      const bool cleared = last_writer_->draw(demand_[i].leaf, drawn_[at]);
+      if (cleared && info_[demand_[i].leaf.value()].writing == Writing::exclusive) {
+        pending_fills_.push_back({demand_[i].leaf, drawn_[at]});
+      }
+    }
+  }
+
+  std::unique_ptr<Request> owned = make_request(child);
+  Request& c = *owned;
+  c.tokens.assign(p.tokens.begin(), p.tokens.end());
+  c.prompt = p.prompt;
+  c.hit = p.hit;
+  c.computed = p.computed;
+  c.planned = p.planned;
+  c.addressable = p.addressable;
+  c.priority = p.priority;
+  c.publish = p.publish;
+  c.committed = p.committed;
+  c.ahead_committed = p.ahead_committed;
+  c.matched = p.matched;
+  c.extras = p.extras;
+  c.uncut = p.uncut;
+  c.kept = p.kept;
+  c.cursor = p.cursor;
+  if (caching_ && c.publish) tree_->pin(c.cursor.segment);
+
+  std::size_t next = 0;
+  const auto copy_from = [&](LeafId leaf, BlockId src, BlockId dst) {
+    // A block that is itself still to be copied: copy the original.
+    for (const PendingCopy& copy : pending_copies_) {
+      if (copy.leaf == leaf && copy.dst == src) {
+        src = copy.src;
+        break;
+      }
+    }
+    pool_->touch(leaf, src);
+    pending_copies_.push_back({leaf, src, dst});
+  };
+  for (const std::uint32_t leaf : text_) {
+    const LeafInfo& info = info_[leaf];
+    const Row& from = p.rows[leaf];
+    Row& to = c.rows[leaf];
+    to.slots.assign(from.slots.begin(), from.slots.end());
+    to.first = from.first;
+    to.note_change(0);
+    const bool own_last = partly(info);
+    if (own_last) to.slots.back() = drawn_[next++];
+    for (std::size_t slot = 0; slot < to.slots.size() - (own_last ? 1 : 0); ++slot) {
+      if (to.slots[slot] != null_block) pool_->touch(info.id, to.slots[slot]);
+    }
+    if (own_last) copy_from(info.id, from.slots.back(), to.slots.back());
+  }
+  for (const std::uint32_t leaf : states_) {
+    const State& from = p.states[info_[leaf].kind_index];
+    State& to = c.states[info_[leaf].kind_index];
+    to.fresh = from.fresh;
+    to.valid_from = from.valid_from;
+    to.read = from.read;
+    if (to.read) pool_->touch(LeafId{leaf}, *to.read);
+    if (!owns_state(from)) continue;
+    to.ring.assign(drawn_.begin() + static_cast<std::ptrdiff_t>(next),
+                   drawn_.begin() + static_cast<std::ptrdiff_t>(next + from.ring.size()));
+    next += from.ring.size();
+    if (from.fresh) continue;  // cleared in both
+    for (std::uint32_t n = from.valid_from; n <= p.planned; ++n) {
+      const std::size_t i = n % from.ring.size();
+      copy_from(LeafId{leaf}, from.ring[i], to.ring[i]);
+    }
+  }
+  for (const std::uint32_t leaf : scratch_) {
+    if (p.scratch[info_[leaf].kind_index]) c.scratch[info_[leaf].kind_index] = drawn_[next++];
+  }
+  if (p.encoder != nullptr) {
+    c.encoder = p.encoder;
+    ++c.encoder->users;
+    for (std::size_t i = 0; i < encoders_.size(); ++i) {
+      c.rows[encoders_[i]].slots = c.encoder->blocks[i];
+      c.rows[encoders_[i]].note_change(0);
+      pool_->touch_many(LeafId{encoders_[i]}, c.encoder->blocks[i]);
+    }
+  }
+  if (c.planned < c.prompt) prompts_.push_back(&c);
+  requests_.emplace(child, std::move(owned));
+  if (!guaranteed_.empty()) form_promises();
+}
+
+void BlockManager::Impl::rewind(RequestId id, std::uint32_t tokens) {
+  Request& r = get(id);
+  if (r.in_flight > 0) {
+    throw RequestError(fmt::format("request {} has {} steps in flight; settle them, rejected drafts by `kept`", id.value(), r.in_flight));
+  }
+  if (tokens > std::max(r.known(), r.computed)) {
+    throw RequestError(fmt::format("request {} has {} tokens; it cannot be rewound to {}", id.value(), std::max(r.known(), r.computed), tokens));
+  }
+  if (tokens == 0) throw RequestError(fmt::format("request {} cannot be rewound to 0 tokens; release it", id.value()));
+  if (tokens < r.computed) {
+    if (!can_go_back(r, tokens)) {
+      throw RequestError(fmt::format(
+          "request {} cannot be rewound to {} tokens: what computing token {} needs is no longer held; the nearest shorter length that works is {}",
+          id.value(), tokens, tokens, deepest_return(r, tokens)));
+    }
+    back_to(r, tokens);
+  } else if (tokens > r.computed && tokens > r.known()) {
+    throw RequestError(fmt::format("request {} knows {} tokens; it cannot be rewound to {}", id.value(), r.known(), tokens));
+  }
+  if (r.known() > tokens) r.tokens.resize(tokens);
+  r.prompt = std::min(r.prompt, tokens);
+  r.hit = std::min(r.hit, tokens);
+  std::erase_if(r.kept, [&](std::uint32_t boundary) { return boundary > tokens; });
+  std::erase_if(prompts_, [](const Request* q) { return q->planned >= q->prompt; });
+  if (!guaranteed_.empty()) form_promises();
+}
+
+// ---- reset -----------------------------------------------------------------------------------------
+
+void BlockManager::Impl::reset_cache() {
+  for (const auto& [id, r] : requests_) {
+    r->publish = false;
+    for (const PendingCheckpoint& pending : r->unfiled) {
+      for (const std::uint32_t leaf : states_) {
+        const BlockId block = pending.blocks[info_[leaf].kind_index];
+        if (block != null_block) give_back(*r, LeafId{leaf}, block);
+      }
+    }
+    r->unfiled.clear();
+  }
+  if (caching_) {
+    tree_->each_segment([&](SegmentId segment) {
+      const std::uint32_t first = tree_->first_page(segment);
+      for (const LeafInfo& info : info_) {
+        if (!info.tree) continue;
+        for (std::uint32_t bits = tree_->mask(segment, *info.tree); bits != 0; bits &= bits - 1) {
+          const std::uint32_t page = first + static_cast<std::uint32_t>(std::countr_zero(bits));
+          pool_->uncommit(info.id, tree_->block(segment, page, *info.tree));
+        }
+      }
+    });
+    tree_->clear();
+  }
+  std::vector<EncoderNode*> nodes;
+  for (const auto& [name, node] : encoder_index_) nodes.push_back(node.get());
+  for (EncoderNode* node : nodes) encoder_lost(*node, {});
+  if (options_.events) events_.push_back({Event::Kind::cleared, "", "", {}, {}, 0});
+}
+
+}  // namespace kvleaf

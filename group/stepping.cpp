@@ -1,0 +1,674 @@
+// Steps: drawing for a batch, settling in order, and going back when the device failed.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kvleaf/group/manager_impl.h"
+
+namespace kvleaf {
+
+// ---- begin -----------------------------------------------------------------------------------------
+
+const Step& BlockManager::Impl::begin_step(std::span<const StepRequest> batch) {
+  if (next_step_ - first_step_ >= steps_.size()) {
+    throw StepError(fmt::format("{} steps are in flight, as many as max_steps_in_flight allows; settle step {} first",
+                                steps_.size(), first_step_));
+  }
+  const std::uint64_t mark = ++batch_marks_;
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    Request& r = get(batch[i].request);
+    const std::uint64_t end = std::uint64_t{r.planned} + batch[i].new_tokens;
+    const auto refuse = [&](std::string_view what) {
+      throw RequestError(fmt::format("row {}: request {} at {} tokens plans {} more: {}", i, r.id.value(), r.planned,
+                                     batch[i].new_tokens, what));
+    };
+    if (r.batch_mark == mark) refuse("it is in the batch twice");
+    r.batch_mark = mark;
+    if (batch[i].new_tokens == 0) refuse("at least 1 is needed");
+    if (end > options_.max_len) refuse(fmt::format("that passes max_len {}", options_.max_len));
+    if (batch[i].new_tokens > options_.max_step_tokens) {
+      refuse(fmt::format("at most max_step_tokens {} in one step", options_.max_step_tokens));
+    }
+    for (const Uncut& item : r.uncut) {
+      if (end > item.begin && end < item.end) {
+        refuse(fmt::format("the step would end inside the whole media item [{}, {})", item.begin, item.end));
+      }
+    }
+    if (r.encoder != nullptr && !r.encoder->filled && end > r.prompt) {
+      refuse("its encoder leaves are not filled; call encoder_filled once they are written");
+    }
+  }
+
+  StepRecord& record = steps_[next_step_ % steps_.size()];
+  record.step.id = StepId{next_step_};
+  record.step.served.clear();
+  record.step.refused.clear();
+  record.step.copies.clear();
+  record.step.zero_fills.clear();
+  record.entries.clear();
+  ++next_step_;
+
+  for (const PendingCopy& copy : pending_copies_) {
+    record.step.copies.push_back({copy.leaf, copy.src, copy.dst});
+    record.held_copies.push_back(copy);
+  }
+  pending_copies_.clear();
+  for (const ZeroFill& fill : pending_fills_) {
+    if (pool_->references(fill.leaf, fill.block) > 0) record.step.zero_fills.push_back(fill);
+  }
+  pending_fills_.clear();
+
+  if (!guaranteed_.empty()) form_promises();
+  for (const StepRequest& row : batch) {
+    Request& r = get(row.request);
+    std::string why;
+    if (serve(r, row.new_tokens, record, why)) {
+      record.step.served.push_back(r.id);
+    } else {
+      record.step.refused.push_back({r.id, std::move(why)});
+      ++counters_.step_refusals;
+    }
+  }
+  // Checkpoints are best effort, so they come after every row has what it needs.
+  if (!states_.empty()) {
+    for (StepRecord::Entry& entry : record.entries) due_checkpoint(*entry.request, record, entry);
+  }
+  std::erase_if(prompts_, [](const Request* r) { return r->planned >= r->prompt; });
+  return record.step;
+}
+
+void BlockManager::Impl::add_copy(StepRecord& record, LeafId leaf, BlockId src, BlockId dst) {
+  // Copies run in any order and read what was there before the step: a source that this very step fills
+  // is replaced by what fills it.
+  for (const BlockCopy& copy : record.step.copies) {
+    if (copy.leaf == leaf && copy.dst == src) {
+      src = copy.src;
+      break;
+    }
+  }
+  for (const ZeroFill& fill : record.step.zero_fills) {
+    if (fill.leaf == leaf && fill.block == src) {
+      record.step.zero_fills.push_back({leaf, dst});
+      return;
+    }
+  }
+  record.step.copies.push_back({leaf, src, dst});
+}
+
+bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord& record, std::string& why) {
+  const std::uint32_t n = r.planned;
+  const std::uint32_t end = n + new_tokens;
+
+  // What the tokens cannot do without.
+  demand_.clear();
+  std::size_t total = 0;
+  const auto want = [&](const LeafInfo& info, std::uint64_t blocks, Fate fate, std::optional<HugeBlockId> hint) {
+    if (blocks == 0) return;
+    demand_.push_back({info.id, blocks, caching_ ? fate : Fate::request, hint});
+    total += blocks;
+  };
+  const auto must_copy = [&](const LeafInfo& info, const Row& row) {  // the page that token n goes into
+    if (n % info.tokens_per_page == 0) return false;
+    const BlockId block = row.slots[n / info.tokens_per_page];
+    return block == null_block || pool_->committed(info.id, block) || pool_->references(info.id, block) > 1;
+  };
+  for (const std::uint32_t leaf : text_) {
+    const LeafInfo& info = info_[leaf];
+    const Row& row = r.rows[leaf];
+    const std::uint64_t more = ceil_div(end, info.tokens_per_page) - row.slots.size();
+    want(info, more + (must_copy(info, row) ? 1 : 0), Fate::cache, row.hint);
+  }
+  const std::size_t state_demand = demand_.size();
+  const auto shared_state = [&](const LeafInfo& info, State& state) {  // filed in place, and in use elsewhere
+    if (state.ring.empty() || info.leaf->rollback() > 0 || state.read) return false;
+    const BlockId live = state.at(n);
+    return live != null_block && pool_->committed(info.id, live) && pool_->references(info.id, live) > 1;
+  };
+  for (const std::uint32_t leaf : states_) {
+    const LeafInfo& info = info_[leaf];
+    State& state = r.states[info.kind_index];
+    want(info, state.lacks(info.leaf->rollback()) + (shared_state(info, state) ? 1 : 0), Fate::request, {});
+  }
+  for (const std::uint32_t leaf : scratch_) want(info_[leaf], r.scratch[info_[leaf].kind_index] ? 0 : 1, Fate::request, {});
+
+  drawn_.assign(total, null_block);
+  if (total > 0) {
+    if (r.guarantee) {  // its own promise is what it draws on
+      for (const LeafInfo& info : info_) {
+        std::uint64_t drawing = 0;
+        for (const BlockPool::Demand& d : demand_) drawing += d.leaf == info.id ? d.blocks : 0;
+        const std::uint64_t own = promise(r, info);
+        pool_->set_promised(info.id, pool_->promised(info.id) - std::min(own, drawing));
+      }
+    }
+    bool got = pool_->allocate_all(demand_, drawn_);
+    if (!got && may_take_checkpoints(r)) {
+      std::size_t fewer = total;
+      for (std::size_t i = state_demand; i < demand_.size(); ++i) {
+        const LeafInfo& info = info_[demand_[i].leaf.value()];
+        if (info.writing == Writing::in_place && r.states[info.kind_index].read && demand_[i].blocks > 0) {
+          --demand_[i].blocks;
+          --fewer;
+        }
+      }
+      if (fewer == 0 || pool_->allocate_all(demand_, std::span(drawn_).first(fewer))) {
+        take_checkpoints(r);
+        got = true;
+      }
+    }
+    if (!got) {
+      for (const BlockPool::Demand& d : demand_) {
+        why += fmt::format("{}{} of '{}'", why.empty() ? "wants " : ", ", d.blocks, info_[d.leaf.value()].leaf->leaf_id());
+      }
+      std::fill(wanted_.begin(), wanted_.end(), 0);
+      for (const BlockPool::Demand& d : demand_) wanted_[d.leaf.value()] += d.blocks;
+      const BlockPool::Verdict verdict = pool_->judge(wanted_);
+      why = fmt::format("request {} at {} tokens, {} more: {}: {} huge blocks, {} are empty or idle", r.id.value(), n,
+                        new_tokens, why, verdict.huge_needed, verdict.huge_left);
+      if (!guaranteed_.empty()) form_promises();
+      return false;
+    }
+  }
+
+  // It fits: from here on nothing fails.
+  std::size_t next = 0;
+  const auto take = [&](const LeafInfo& info) {  // states are cleared or copied to, whoever wrote them
+    last_writer_->draw(info.id, drawn_[next]);
+    return drawn_[next++];
+  };
+  StepRecord::Entry entry{&r, r.id, n, new_tokens, false};
+  for (const std::uint32_t leaf : text_) {
+    const LeafInfo& info = info_[leaf];
+    Row& row = r.rows[leaf];
+    if (must_copy(info, row)) {
+      const std::uint32_t slot = n / info.tokens_per_page;
+      const BlockId old = row.slots[slot];
+      const BlockId fresh = drawn_[next++];
+      const bool foreign = last_writer_->draw(info.id, fresh);
+      row.slots[slot] = fresh;
+      row.note_change(slot);
+      if (old != null_block) {
+        add_copy(record, info.id, old, fresh);
+        record.held_copies.push_back({info.id, old, fresh});
+      } else if (foreign) {
+        record.step.zero_fills.push_back({info.id, fresh});
+      }
+    }
+    const std::uint32_t slots = ceil_div(end, info.tokens_per_page);
+    if (row.slots.size() < slots) {
+      row.note_change(static_cast<std::uint32_t>(row.slots.size()));
+      while (row.slots.size() < slots) {
+        const BlockId block = drawn_[next++];
+        row.slots.push_back(block);
+        if (last_writer_->draw(info.id, block)) record.step.zero_fills.push_back({info.id, block});
+      }
+      row.hint = pool_->geometry().huge_block_of(info.id, row.slots.back());
+    }
+  }
+  slide(r, n);
+  for (const std::uint32_t leaf : states_) {
+    const LeafInfo& info = info_[leaf];
+    State& state = r.states[info.kind_index];
+    const std::uint32_t blocks = info.leaf->rollback() + 1;
+    if (state.ring.empty()) state.ring.assign(blocks, null_block);
+    if (state.lacks(info.leaf->rollback()) > 0) {
+      for (BlockId& block : state.ring) {
+        if (block == null_block) block = take(info);
+      }
+    } else if (shared_state(info, state)) {
+      // It was filed as a checkpoint when it settled, and somebody resumed from it since: it stays as it is.
+      const BlockId old = state.at(n);
+      state.at(n) = take(info);
+      state.read = old;
+    }
+    if (state.read) {
+      state.source = state.read;
+      state.source_step = record.step.id.value();
+      state.read.reset();
+      if (info.leaf->state_kernel() == StateKernel::in_place) add_copy(record, info.id, *state.source, state.at(end));
+    } else if (state.fresh) {
+      record.step.zero_fills.push_back({info.id, state.at(n)});
+      if (state.at(end) != state.at(n) && info.leaf->state_kernel() == StateKernel::in_place) {
+        record.step.zero_fills.push_back({info.id, state.at(end)});
+      }
+      entry.cleared_state = true;
+    } else if (info.leaf->state_kernel() == StateKernel::in_place && state.at(end) != state.at(n)) {
+      add_copy(record, info.id, state.at(n), state.at(end));
+    }
+    state.fresh = false;
+    state.valid_from = std::max(n, end - std::min(end, info.leaf->rollback()));
+  }
+  for (const std::uint32_t leaf : scratch_) {
+    auto& block = r.scratch[info_[leaf].kind_index];
+    if (block) continue;
+    block = drawn_[next++];
+    if (last_writer_->draw(LeafId{leaf}, *block)) record.step.zero_fills.push_back({LeafId{leaf}, *block});
+  }
+  r.planned = end;
+  ++r.in_flight;
+  r.last_step = record.step.id.value();
+  record.entries.push_back(entry);
+  if (!guaranteed_.empty()) form_promises();
+  return true;
+}
+
+void BlockManager::Impl::slide(Request& r, std::uint32_t tokens) {
+  for (const std::uint32_t leaf : text_) {
+    const LeafInfo& info = info_[leaf];
+    if (info.needs_all) continue;
+    Row& row = r.rows[leaf];
+    const SlotReach reach = info.pattern.slots(tokens, info.tokens_per_page);
+    const std::uint32_t head = ceil_div(info.pattern.head(), info.tokens_per_page);
+    const std::uint32_t begin = std::max(row.first, std::min(head, reach.tail_begin));
+    if (reach.tail_begin > begin) {
+      if (row.leaving.empty()) row.leaving_first = begin;
+      for (std::uint32_t slot = begin; slot < reach.tail_begin; ++slot) {
+        row.leaving.push_back(row.slots[slot]);
+        row.slots[slot] = null_block;
+      }
+      row.note_change(begin);
+    }
+    row.first = std::max(row.first, reach.tail_begin);
+  }
+}
+
+void BlockManager::Impl::free_leaving(Request& r) {
+  for (const std::uint32_t leaf : text_) {
+    const LeafInfo& info = info_[leaf];
+    Row& row = r.rows[leaf];
+    if (row.leaving.empty()) continue;
+    const std::uint32_t passed = info.pattern.slots(r.computed, info.tokens_per_page).tail_begin;
+    std::size_t count = 0;
+    while (count < row.leaving.size() && row.leaving_first + count < passed) {
+      const BlockId block = row.leaving[count];
+      const auto slot = static_cast<std::uint32_t>(row.leaving_first + count);
+      ++count;
+      if (block == null_block) continue;
+      if (pool_->committed(info.id, block)) {
+        const bool was_kept = kept_slot(r, info, slot);
+        pool_->revalue(info.id, block, value_with_kept(r, info, block, slot, was_kept));
+      }
+      pool_->free(info.id, block);
+    }
+    row.leaving.erase(row.leaving.begin(), row.leaving.begin() + static_cast<std::ptrdiff_t>(count));
+    row.leaving_first += static_cast<std::uint32_t>(count);
+  }
+}
+
+void BlockManager::Impl::due_checkpoint(Request& r, StepRecord& record, StepRecord::Entry& entry) {
+  // The state after `begin` tokens is about to be overwritten. Where a kept boundary lies there, keep a
+  // copy (in_place), or leave the block and write to another one (in_out).
+  if (!caching_ || !r.publish) return;
+  const std::uint32_t n = entry.begin;
+  const std::uint32_t end = n + entry.count;
+  const bool due = n > 0 && kept_boundary(r, n);
+  demand_.clear();
+  bool filed = false;
+  for (const std::uint32_t leaf : states_) {
+    const LeafInfo& info = info_[leaf];
+    const State& state = r.states[info.kind_index];
+    if (!info.tree) continue;
+    if (state.source && state.source_step == record.step.id.value()) return;  // resumed just there
+    const bool apart = info.leaf->state_kernel() == StateKernel::in_out && info.leaf->rollback() == 0;
+    const bool ends_kept = apart && kept_boundary(r, end);
+    filed = filed || pool_->committed(info.id, r.states[info.kind_index].ring[n % state.ring.size()]);
+    if (due || ends_kept) demand_.push_back({info.id, 1, apart && !ends_kept ? Fate::request : Fate::cache, {}});
+  }
+  if (demand_.empty()) return;
+  if (due && !filed && n <= r.committed * options_.page_tokens) {  // it is in the tree already: a twin
+    const std::uint32_t page = n / options_.page_tokens - 1;
+    const SegmentId segment = tree_->segment_of(r.cursor, page);
+    for (const std::uint32_t leaf : states_) {
+      if (info_[leaf].tree && tree_->resident(segment, page, *info_[leaf].tree)) return;
+    }
+  }
+  drawn_.assign(demand_.size(), null_block);
+  const bool got = pool_->allocate_all(demand_, drawn_);
+  if (!got) {
+    if (due) ++counters_.checkpoints_skipped;
+    if (!filed) return;
+    for (const std::uint32_t leaf : states_) {  // it must give way: the step overwrites it
+      const LeafInfo& info = info_[leaf];
+      if (!info.tree) continue;
+      const auto key = pool_->key(info.id, r.states[info.kind_index].at(n));
+      if (key) forget(leaf, SegmentId{static_cast<std::uint32_t>(key->high)}, static_cast<std::uint32_t>(key->low));
+    }
+    return;
+  }
+  PendingCheckpoint pending{n, record.step.id.value(), std::vector<BlockId>(states_.size(), null_block)};
+  bool pend = false;
+  std::size_t next = 0;
+  for (const std::uint32_t leaf : states_) {
+    const LeafInfo& info = info_[leaf];
+    State& state = r.states[info.kind_index];
+    if (!info.tree) continue;
+    const BlockId block = drawn_[next++];
+    last_writer_->draw(info.id, block);
+    const bool apart = info.leaf->state_kernel() == StateKernel::in_out && info.leaf->rollback() == 0;
+    BlockId& live = state.at(n);
+    if (apart) {
+      const BlockId old = live;
+      live = block;
+      if (entry.cleared_state) {  // nothing to read yet: the cleared block goes back, the new one is cleared
+        for (ZeroFill& fill : record.step.zero_fills) {
+          if (fill.leaf == info.id && fill.block == old) fill.block = block;
+        }
+        pool_->free(info.id, old);
+        continue;
+      }
+      state.source = old;
+      state.source_step = record.step.id.value();
+      if (due && !pool_->committed(info.id, old)) {
+        pool_->touch(info.id, old);
+        pending.blocks[info.kind_index] = old;
+        pend = true;
+      }
+    } else if (due) {
+      add_copy(record, info.id, live, block);
+      if (const auto key = pool_->key(info.id, live)) {  // the copy is filed when the step has settled
+        forget(leaf, SegmentId{static_cast<std::uint32_t>(key->high)}, static_cast<std::uint32_t>(key->low));
+      }
+      pending.blocks[info.kind_index] = block;
+      pend = true;
+    }
+  }
+  if (pend) r.unfiled.push_back(std::move(pending));
+}
+
+// ---- settle ----------------------------------------------------------------------------------------
+
+void BlockManager::Impl::settle(StepId step, std::span<const Kept> kept) {
+  if (step.value() != first_step_ || record_of(step.value()) == nullptr) {
+    throw StepError(fmt::format("step {} cannot settle: {}", step.value(),
+                                first_step_ == next_step_ ? "no step is in flight"
+                                                          : fmt::format("step {} is the oldest in flight", first_step_)));
+  }
+  StepRecord& record = *record_of(step.value());
+  for (const Kept& keep : kept) {
+    const auto entry = std::find_if(record.entries.begin(), record.entries.end(),
+                                    [&](const StepRecord::Entry& e) { return e.id == keep.request; });
+    if (entry == record.entries.end()) {
+      throw RequestError(fmt::format("request {} is not in step {}", keep.request.value(), step.value()));
+    }
+    if (keep.tokens > entry->count) {
+      throw RequestError(fmt::format("request {} planned {} tokens in step {}; {} cannot stand", keep.request.value(),
+                                     entry->count, step.value(), keep.tokens));
+    }
+    if (entry->request == nullptr || keep.tokens == entry->count) continue;
+    const Request& r = *entry->request;
+    if (r.in_flight > 1) {
+      throw RequestError(fmt::format("request {} is in a later step too, planned behind tokens that were rejected; abandon that step first",
+                                     keep.request.value()));
+    }
+    const std::uint32_t length = entry->begin + keep.tokens;
+    for (const std::uint32_t leaf : states_) {
+      if (length < r.states[info_[leaf].kind_index].valid_from) {
+        throw RequestError(fmt::format(
+            "request {}: leaf '{}' keeps states back to {} tokens; {} cannot be gone back to (rollback {})",
+            keep.request.value(), info_[leaf].leaf->leaf_id(), r.states[info_[leaf].kind_index].valid_from, length,
+            info_[leaf].leaf->rollback()));
+      }
+    }
+  }
+
+  ++clock_;
+  ++first_step_;
+  for (const auto& [leaf, block] : record.returning) pool_->free(leaf, block);
+  record.returning.clear();
+  for (const PendingCopy& copy : record.held_copies) pool_->free(copy.leaf, copy.src);
+  record.held_copies.clear();
+
+  for (StepRecord::Entry& entry : record.entries) {
+    if (entry.request == nullptr) continue;
+    Request& r = *entry.request;
+    --r.in_flight;
+    std::uint32_t length = entry.begin + entry.count;
+    for (const Kept& keep : kept) {
+      if (keep.request == entry.id) length = entry.begin + keep.tokens;
+    }
+    if (length < entry.begin + entry.count) cut_rows(r, length);
+    r.computed = length;
+    for (State& state : r.states) {
+      if (state.source && state.source_step == step.value()) {
+        pool_->free(LeafId{states_[static_cast<std::size_t>(&state - r.states.data())]}, *state.source);
+        state.source.reset();
+      }
+    }
+    commit(r);
+    if (r.in_flight == 0) {
+      file_live_state(r);
+      slide(r, r.computed);
+    }
+    free_leaving(r);
+  }
+  if (!guaranteed_.empty()) form_promises();
+}
+
+void BlockManager::Impl::file_live_state(Request& r) {
+  // A commit takes no memory: the live state itself is the checkpoint until the next step moves on.
+  if (states_.empty() || !caching_ || !r.publish) return;
+  const std::uint32_t n = r.computed;
+  if (n != r.planned || n > r.known() || !kept_boundary(r, n)) return;
+  file_scratch_.assign(states_.size(), null_block);
+  for (const std::uint32_t leaf : states_) {
+    const LeafInfo& info = info_[leaf];
+    State& state = r.states[info.kind_index];
+    if (!info.tree) continue;
+    if (state.ring.empty() || state.read || info.leaf->rollback() > 0) return;
+    file_scratch_[info.kind_index] = state.at(n);
+  }
+  file_checkpoint(r, n, file_scratch_);
+}
+
+void BlockManager::Impl::cut_rows(Request& r, std::uint32_t tokens) {
+  for (const std::uint32_t leaf : text_) {
+    const LeafInfo& info = info_[leaf];
+    Row& row = r.rows[leaf];
+    const std::uint32_t slots = ceil_div(tokens, info.tokens_per_page);
+    if (row.slots.size() <= slots) continue;
+    row.note_change(slots);
+    while (row.slots.size() > slots) {
+      const BlockId block = row.slots.back();
+      row.slots.pop_back();
+      if (block != null_block) give_back(r, info.id, block);
+    }
+    row.first = std::min(row.first, slots);
+  }
+  r.planned = tokens;
+}
+
+// ---- abandon ---------------------------------------------------------------------------------------
+
+std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(StepId step, DeviceWork work) {
+  if (record_of(step.value()) == nullptr) {
+    throw StepError(fmt::format("step {} is not in flight; {}", step.value(),
+                                first_step_ == next_step_ ? "no step is" : fmt::format("steps {} to {} are", first_step_, next_step_ - 1)));
+  }
+  std::vector<Request*> touched;  // in no particular order; each once
+  std::vector<std::pair<LeafId, BlockId>> spoilt;  // states that a failed step has overwritten
+  while (next_step_ > step.value()) {
+    StepRecord& record = steps_[(next_step_ - 1) % steps_.size()];
+    for (auto entry = record.entries.rbegin(); entry != record.entries.rend(); ++entry) {
+      if (entry->request == nullptr) continue;
+      Request& r = *entry->request;
+      if (std::find(touched.begin(), touched.end(), &r) == touched.end()) touched.push_back(&r);
+      const std::uint32_t n = entry->begin;
+      --r.in_flight;
+      r.last_step = record.step.id.value() - 1;  // if it is in that one at all
+      // Checkpoints that this step was to make.
+      for (std::size_t i = 0; i < r.unfiled.size();) {
+        if (r.unfiled[i].step != record.step.id.value()) {
+          ++i;
+          continue;
+        }
+        for (const std::uint32_t leaf : states_) {
+          const BlockId block = r.unfiled[i].blocks[info_[leaf].kind_index];
+          if (block != null_block) pool_->free(LeafId{leaf}, block);
+        }
+        r.unfiled.erase(r.unfiled.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+      cut_rows(r, n);
+      unslide(r, n);
+      for (const std::uint32_t leaf : states_) {
+        const LeafInfo& info = info_[leaf];
+        State& state = r.states[info.kind_index];
+        if (state.source && state.source_step == record.step.id.value()) {
+          state.read = state.source;  // still held, and nobody wrote to it
+          state.source.reset();
+        } else if (entry->cleared_state) {
+          state.fresh = true;
+        } else if (work == DeviceWork::failed && (info.leaf->rollback() == 0 || entry->count > info.leaf->rollback())) {
+          spoilt.emplace_back(info.id, state.at(n));
+          state.valid_from = r.planned + 1;  // nothing in the ring can be trusted
+        }
+      }
+    }
+    // Copies and returns of this step: the copies must be listed again, where their targets are still held.
+    for (const PendingCopy& copy : record.held_copies) pending_copies_.push_back(copy);
+    record.held_copies.clear();
+    for (const auto& [leaf, block] : record.returning) pool_->free(leaf, block);
+    record.returning.clear();
+    --next_step_;
+  }
+  // A copy whose source a failed step has overwritten is worth nothing: its owner goes back too.
+  for (std::size_t i = 0; i < pending_copies_.size();) {
+    const PendingCopy copy = pending_copies_[i];
+    const bool bad = std::find(spoilt.begin(), spoilt.end(), std::pair(copy.leaf, copy.src)) != spoilt.end();
+    const bool dead = pool_->references(copy.leaf, copy.dst) == 0;
+    if (!bad && !dead) {
+      ++i;
+      continue;
+    }
+    pool_->free(copy.leaf, copy.src);
+    pending_copies_.erase(pending_copies_.begin() + static_cast<std::ptrdiff_t>(i));
+    if (!bad) continue;
+    for (const auto& [id, owner] : requests_) {
+      for (const std::uint32_t leaf : states_) {
+        State& state = owner->states[info_[leaf].kind_index];
+        if (LeafId{leaf} == copy.leaf && std::find(state.ring.begin(), state.ring.end(), copy.dst) != state.ring.end()) {
+          state.valid_from = owner->planned + 1;
+          if (std::find(touched.begin(), touched.end(), owner.get()) == touched.end()) touched.push_back(owner.get());
+        }
+      }
+    }
+  }
+  std::vector<std::pair<RequestId, std::uint32_t>> lengths;
+  for (Request* r : touched) {
+    bool lost = false;
+    for (const std::uint32_t leaf : states_) {
+      const State& state = r->states[info_[leaf].kind_index];
+      lost = lost || (!state.read && !state.fresh && state.valid_from > r->planned);
+    }
+    if (lost && r->in_flight == 0) back_to(*r, deepest_return(*r, r->planned));
+    if (r->in_flight == 0 && r->computed > r->planned) r->computed = r->planned;
+    if (r->planned < r->prompt && std::find(prompts_.begin(), prompts_.end(), r) == prompts_.end()) prompts_.push_back(r);
+    lengths.emplace_back(r->id, r->planned);
+  }
+  std::sort(lengths.begin(), lengths.end());
+  if (!guaranteed_.empty()) form_promises();
+  return lengths;
+}
+
+void BlockManager::Impl::unslide(Request& r, std::uint32_t tokens) {
+  for (const std::uint32_t leaf : text_) {
+    const LeafInfo& info = info_[leaf];
+    Row& row = r.rows[leaf];
+    const std::uint32_t begin = info.pattern.slots(tokens, info.tokens_per_page).tail_begin;
+    while (!row.leaving.empty() && row.leaving_first + row.leaving.size() > begin) {
+      const auto slot = static_cast<std::uint32_t>(row.leaving_first + row.leaving.size() - 1);
+      row.slots[slot] = row.leaving.back();
+      row.leaving.pop_back();
+      row.note_change(slot);
+      row.first = std::min(row.first, slot);
+    }
+  }
+}
+
+std::optional<BlockId> BlockManager::Impl::checkpoint_at(const Request& r, const LeafInfo& leaf, std::uint32_t tokens) const {
+  if (!caching_ || !r.publish || !leaf.tree || tokens == 0 || tokens % unit_ != 0) return {};
+  if (tokens > std::uint64_t{r.committed} * options_.page_tokens) return {};
+  const std::uint32_t page = tokens / options_.page_tokens - 1;
+  const SegmentId segment = tree_->segment_of(r.cursor, page);
+  if (!tree_->resident(segment, page, *leaf.tree)) return {};
+  return tree_->block(segment, page, *leaf.tree);
+}
+
+bool BlockManager::Impl::can_go_back(const Request& r, std::uint32_t tokens) const {
+  if (tokens == 0) return true;
+  for (const std::uint32_t leaf : text_) {
+    const LeafInfo& info = info_[leaf];
+    const Row& row = r.rows[leaf];
+    const SlotReach reach = info.pattern.slots(tokens, info.tokens_per_page);
+    for (std::uint32_t slot = reach.tail_begin; slot < reach.end && slot < row.first; ++slot) {
+      if (slot >= reach.head_end && row.held(slot) == null_block) return false;
+    }
+    if (reach.end > row.slots.size()) return false;
+  }
+  for (const std::uint32_t leaf : states_) {
+    const LeafInfo& info = info_[leaf];
+    const State& state = r.states[info.kind_index];
+    const bool in_ring = !state.ring.empty() && tokens >= state.valid_from && tokens <= r.planned && !state.read;
+    if (!in_ring && !(state.read && tokens == r.planned) && !checkpoint_at(r, info, tokens)) return false;
+  }
+  return true;
+}
+
+std::uint32_t BlockManager::Impl::deepest_return(const Request& r, std::uint32_t at_most) const {
+  if (can_go_back(r, at_most)) return at_most;
+  // Lengths that a ring still holds, then boundaries: nowhere else is there a state. Without states a row
+  // that has slid too far for one length has for all shorter ones, but for 0.
+  for (std::uint32_t n = at_most; n > 0 && at_most - n <= 64; --n) {
+    if (can_go_back(r, n)) return n;
+  }
+  for (std::uint32_t n = at_most / unit_ * unit_; n > 0; n -= unit_) {
+    if (can_go_back(r, n)) return n;
+  }
+  return 0;
+}
+
+void BlockManager::Impl::back_to(Request& r, std::uint32_t tokens) {
+  for (const std::uint32_t leaf : states_) {
+    const LeafInfo& info = info_[leaf];
+    State& state = r.states[info.kind_index];
+    if (state.read && tokens != r.planned) {
+      pool_->free(info.id, *state.read);
+      state.read.reset();
+    }
+    const bool in_ring = !state.ring.empty() && tokens >= state.valid_from && tokens <= r.planned && tokens > 0;
+    if (tokens == 0) {
+      state.fresh = true;
+    } else if (!in_ring && !state.read) {
+      const BlockId checkpoint = *checkpoint_at(r, info, tokens);
+      pool_->touch(info.id, checkpoint);
+      state.read = checkpoint;
+    }
+    // A live state that is filed as a checkpoint must not be overwritten: the request moves off it.
+    if (!in_ring && !state.ring.empty()) {
+      for (BlockId& block : state.ring) {
+        if (block != null_block && pool_->committed(info.id, block)) {
+          pool_->free(info.id, block);
+          block = null_block;
+        }
+      }
+      state.valid_from = tokens;
+    }
+  }
+  cut_rows(r, tokens);
+  unslide(r, tokens);
+  if (tokens == 0) {
+    for (const std::uint32_t leaf : text_) r.rows[leaf].first = 0;
+  }
+  r.computed = std::min(r.computed, tokens);
+  const std::uint32_t pages = tokens / options_.page_tokens;
+  if (caching_ && r.publish && r.committed > pages) {
+    SegmentId segment = r.cursor.segment;
+    while (!tree_->is_root(segment) && tree_->first_page(segment) >= pages) segment = *tree_->parent(segment);
+    move_cursor(r, {segment, pages});
+    r.committed = pages;
+    r.ahead_committed = std::min(r.ahead_committed, pages);
+  }
+  std::erase_if(r.kept, [&](std::uint32_t boundary) { return boundary > tokens && boundary > r.prompt; });
+  if (r.rolling > tokens) r.rolling = 0;
+}
+
+}  // namespace kvleaf
