@@ -1,0 +1,286 @@
+// Audit and figures: recounts everything from the block records up, and names the first equation
+// that does not hold.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kvleaf/leaf/errors.h"
+#include "kvleaf/pool/block_pool.h"
+#include "kvleaf/pool/transitions.h"
+
+namespace kvleaf {
+
+void BlockPool::poison(std::string equation) const {
+  work_ = Work::poisoned;
+  broken_ = "broken invariant of the pool: " + std::move(equation);
+  throw InvariantError(broken_);
+}
+
+// A check costs no formatting while it holds.
+#define KVLEAF_AUDIT(condition, ...) \
+  if (!(condition)) poison(fmt::format(__VA_ARGS__))
+
+/// Every node is at most what is below it.
+template <class Key, class KeyOf>
+void BlockPool::audit_order(const std::string& name, const TreeShape& shape, const Key* nodes,
+                            Key root, KeyOf&& key_of) const {
+  const auto above = [&](std::uint32_t level, std::uint32_t index) {
+    return level == shape.levels() ? root : nodes[shape.begin(level) + index / TreeShape::fan_out];
+  };
+  for (std::uint32_t index = 0; index < shape.size(); ++index) {
+    KVLEAF_AUDIT(!(key_of(index) < above(0, index)), "{}: the node above {} bounds it from below",
+                 name, index);
+  }
+  for (std::uint32_t level = 0; level < shape.levels(); ++level) {
+    for (std::uint32_t index = 0; index < shape.count(level); ++index) {
+      KVLEAF_AUDIT(!(nodes[shape.begin(level) + index] < above(level + 1, index)),
+                   "{}: the node above node {} of level {} bounds it from below", name, index,
+                   level);
+    }
+  }
+}
+
+void BlockPool::audit_huge_block(std::uint32_t huge) const {
+  const HugeBlock& record = huge_[huge];
+  const Block* blocks = blocks_of(huge);
+  const HugeState state = record.state();
+  const bool owned = state != HugeState::empty;
+  if (!owned) {
+    KVLEAF_AUDIT(record.owner >= HugeBlock::absent, "huge block {}: empty = owned by nobody: {}",
+                 huge, record.owner);
+  } else {
+    KVLEAF_AUDIT(record.owner < classes_.size(), "huge block {}: owner {} is a page class", huge,
+                 record.owner);
+  }
+  const std::uint32_t ratio = owned ? classes_[record.owner].ratio : 0;
+  std::uint32_t live = 0;
+  std::uint32_t cached = 0;
+  Rank best{0};
+  Rank least;
+  for (std::uint32_t index = 0; index < max_ratio_; ++index) {
+    const Block& block = blocks[index];
+    KVLEAF_AUDIT((block.flags & ~(Block::committed | Block::timed)) == 0,
+                 "huge block {}: block {} is in no batch", huge, index);
+    if (block.clean()) continue;
+    KVLEAF_AUDIT(index < ratio, "huge block {}: block {} is clean, past ratio {}", huge, index,
+                 ratio);
+    KVLEAF_AUDIT(block.leaf < leaves_.size() && leaves_[block.leaf].page_class == record.owner,
+                 "huge block {}: block {} belongs to a leaf of its page class: leaf {}, class {}",
+                 huge, index, block.leaf, record.owner);
+    (block.live() ? live : cached) += 1;
+    if (!block.is(Block::committed)) continue;
+    best = std::max(best, Rank::of(block.value));
+    if (!block.live()) least = std::min(least, Rank::of(block.value));
+    if (!indexed_) continue;
+    const auto found = index_.find(blocks_.data(), block.leaf, block.key_high, block.key_low);
+    KVLEAF_AUDIT(found == record_at({huge, index}), "huge block {}: block {} is found by its key",
+                 huge, index);
+  }
+  KVLEAF_AUDIT(live == record.live, "huge block {}: live blocks: {} recorded, {} counted", huge,
+               record.live, live);
+  KVLEAF_AUDIT(cached == record.cached, "huge block {}: cached blocks: {} recorded, {} counted",
+               huge, record.cached, cached);
+  if (!owned) return;
+  if (ratio > 1) {
+    std::vector<bool> seen(ratio);
+    std::uint32_t next = links_[huge].first_clean;
+    for (std::uint32_t left = ratio - live - cached; left > 0; --left) {
+      const std::uint32_t index = next & ~fresh;
+      KVLEAF_AUDIT(
+          index < ratio && !seen[index] && blocks[index].clean(),
+          "huge block {}: its list of {} clean blocks holds block {} once, and it is clean", huge,
+          ratio - live - cached, index);
+      seen[index] = true;
+      next = (next & fresh) != 0 ? next + 1 : static_cast<std::uint32_t>(blocks[index].key_low);
+    }
+  }
+  if (bounds_.empty()) return;
+  KVLEAF_AUDIT(bounds_[huge] <= least, "huge block {}: bound {} <= least value {}", huge,
+               bounds_[huge].value, least.value);
+  audit_order(fmt::format("order of huge block {}", huge), block_shape_,
+              block_nodes_.data() + std::uint64_t{huge} * block_shape_.nodes(), bounds_[huge],
+              [&](std::uint32_t index) {
+                return blocks[index].cached() ? Rank::of(blocks[index].value) : Rank();
+              });
+  KVLEAF_AUDIT(record.worth_unsure ? worths_[huge] >= best : worths_[huge] == best,
+               "huge block {}: worth {} recorded{}, {} counted", huge, worths_[huge].value,
+               record.worth_unsure ? " as a bound" : "", best.value);
+}
+
+void BlockPool::audit_page_class(std::uint32_t number) const {
+  const PageClass& page_class = classes_[number];
+  std::uint64_t claimed = 0, idle = 0, live = 0, cached = 0;
+  std::uint64_t listed[clean_kinds] = {};  // huge blocks that have to be in the lists
+  for (std::uint32_t huge = 0; huge < huge_.size(); ++huge) {
+    const HugeBlock& record = huge_[huge];
+    if (record.state() == HugeState::empty || record.owner != number) continue;
+    const bool is_idle = record.state() == HugeState::idle;
+    (is_idle ? idle : claimed) += 1;
+    live += record.live;
+    cached += record.cached;
+    if (clean_in(page_class, record) != 0) ++listed[is_idle ? idle_kind : record.fate];
+  }
+  KVLEAF_AUDIT(page_class.claimed.get() == claimed,
+               "class {}: claimed huge blocks: {} = {} counted", number, page_class.claimed.get(),
+               claimed);
+  KVLEAF_AUDIT(page_class.idle.get() == idle, "class {}: idle huge blocks: {} = {} counted", number,
+               page_class.idle.get(), idle);
+  KVLEAF_AUDIT(page_class.live.get() == live, "class {}: live blocks: {} = {} counted", number,
+               page_class.live.get(), live);
+  KVLEAF_AUDIT(page_class.cached.get() == cached, "class {}: cached blocks: {} = {} counted",
+               number, page_class.cached.get(), cached);
+
+  for (std::uint32_t kind = 0; page_class.ratio > 1 && kind < clean_kinds; ++kind) {
+    const FullestFirst& list = page_class.clean[kind];
+    std::uint64_t members = 0;
+    for (std::uint32_t clean = 0; clean < page_class.ratio; ++clean) {
+      std::uint32_t previous = FullestFirst::none;
+      KVLEAF_AUDIT(list.occupied().contains(clean) == (list.front(clean) != FullestFirst::none),
+                   "class {}: the set of lists of kind {} holds {} if the list has members", number,
+                   kind, clean);
+      for (std::uint32_t huge = list.front(clean); huge != FullestFirst::none;
+           huge = links_[huge].next) {
+        const HugeBlock& record = huge_[huge];
+        const bool belongs =
+            record.state() != HugeState::empty && record.owner == number &&
+            (record.state() == HugeState::idle ? idle_kind : record.fate) == kind &&
+            clean_in(page_class, record) == clean && links_[huge].previous == previous;
+        KVLEAF_AUDIT(belongs, "class {}: huge block {} is in list {} of kind {}", number, huge,
+                     clean, kind);
+        previous = huge;
+        ++members;
+      }
+    }
+    KVLEAF_AUDIT(members == listed[kind],
+                 "class {}: members of the lists of kind {}: {} = {} counted", number, kind,
+                 members, listed[kind]);
+  }
+
+  const auto bound_in = [&](HugeState state) {
+    return [this, state, number](std::uint32_t huge) {
+      const HugeBlock& record = huge_[huge];
+      const bool member = record.state() == state && record.cached != 0 && record.owner == number;
+      return member ? bound_of(huge) : Rank();
+    };
+  };
+  if (page_class.claimed_order.used) {
+    audit_order(fmt::format("class {}: order of claimed huge blocks", number), huge_shape_,
+                page_class.claimed_order.nodes.data(), page_class.claimed_order.root,
+                bound_in(HugeState::claimed));
+  }
+  audit_order(fmt::format("class {}: order of idle huge blocks", number), huge_shape_,
+              page_class.idle_order.nodes.data(), page_class.idle_order.root,
+              bound_in(HugeState::idle));
+  if (!page_class.worth_order.used) return;
+  audit_order(fmt::format("class {}: order of worth", number), huge_shape_,
+              page_class.worth_order.nodes.data(), page_class.worth_order.root,
+              [&](std::uint32_t huge) {
+                const HugeBlock& record = huge_[huge];
+                if (record.state() != HugeState::idle || record.owner != number) return Worth();
+                Worth worth{Rank{0}, record.cached};
+                for (std::uint32_t index = 0; index < page_class.ratio; ++index) {
+                  const Block& block = blocks_of(huge)[index];
+                  if (block.cached()) worth.best = std::max(worth.best, Rank::of(block.value));
+                }
+                return worth;
+              });
+}
+
+void BlockPool::audit_sums() const {
+  std::uint64_t empty = 0, absent = 0, claimed = 0, idle = 0;
+  for (std::uint32_t huge = 0; huge < huge_.size(); ++huge) {
+    switch (huge_[huge].state()) {
+      case HugeState::empty: (huge_[huge].owner == HugeBlock::absent ? absent : empty) += 1; break;
+      case HugeState::claimed: ++claimed; break;
+      case HugeState::idle: ++idle; break;
+    }
+  }
+  KVLEAF_AUDIT(empty_.get() == empty, "empty huge blocks: {} = {} counted", empty_.get(), empty);
+  KVLEAF_AUDIT(claimed_.get() == claimed, "claimed huge blocks: {} = {} counted", claimed_.get(),
+               claimed);
+  KVLEAF_AUDIT(idle_.get() == idle, "idle huge blocks: {} = {} counted", idle_.get(), idle);
+  KVLEAF_AUDIT(huge_blocks() + absent == huge_.size(),
+               "empty {} + claimed {} + idle {} + out of service {} = huge blocks {}", empty,
+               claimed, idle, absent, huge_.size());
+
+  std::vector<bool> seen(huge_.size());
+  std::uint32_t next = first_empty_;
+  for (std::uint64_t left = empty; left > 0; --left) {
+    const std::uint32_t huge = next & ~fresh;
+    KVLEAF_AUDIT(huge < huge_.size() && !seen[huge] && huge_[huge].owner == HugeBlock::nobody,
+                 "the list of {} empty huge blocks holds {} once, and it is empty", empty, huge);
+    seen[huge] = true;
+    next = (next & fresh) != 0 ? next + 1 : static_cast<std::uint32_t>(blocks_of(huge)[0].key_low);
+  }
+
+  std::vector<std::uint64_t> live(leaves_.size()), cached(leaves_.size());
+  std::uint64_t committed = 0;
+  for (std::size_t record = 0; record < blocks_.size(); ++record) {
+    const Block& block = blocks_[record];
+    if (block.is(Block::committed)) ++committed;
+    if (!block.clean()) ++(block.live() ? live : cached)[block.leaf];
+  }
+  for (std::uint32_t leaf = 0; leaf < leaves_.size(); ++leaf) {
+    KVLEAF_AUDIT(leaves_[leaf].live.get() == live[leaf], "leaf {}: live blocks: {} = {} counted",
+                 leaf, leaves_[leaf].live.get(), live[leaf]);
+    KVLEAF_AUDIT(leaves_[leaf].cached.get() == cached[leaf],
+                 "leaf {}: cached blocks: {} = {} counted", leaf, leaves_[leaf].cached.get(),
+                 cached[leaf]);
+  }
+  KVLEAF_AUDIT(!indexed_ || index_.entries() == committed,
+               "entries of the index: {} = {} committed", index_.entries(), committed);
+}
+
+#undef KVLEAF_AUDIT
+
+void BlockPool::audit() const {
+  require(Work::telling, "audit");
+  for (std::uint32_t huge = 0; huge < huge_.size(); ++huge) audit_huge_block(huge);
+  for (std::uint32_t number = 0; number < classes_.size(); ++number) audit_page_class(number);
+  audit_sums();
+}
+
+PoolStats BlockPool::stats() const {
+  PoolStats stats;
+  stats.empty = empty_.get();
+  stats.claimed = claimed_.get();
+  stats.idle = idle_.get();
+  stats.huge_blocks = stats.empty + stats.claimed + stats.idle;
+  stats.retyped = retyped_.get();
+  stats.leaves.reserve(leaves_.size());
+  for (std::size_t index = 0; index < leaves_.size(); ++index) {
+    const LeafState& leaf = leaves_[index];
+    const PageClass& page_class = classes_[leaf.page_class];
+    const LeafGeometry& geometry_of = geometry_.leaves()[index];
+    LeafStats figures;
+    figures.live = leaf.live.get();
+    figures.cached = leaf.cached.get();
+    const std::uint64_t owned =
+        (page_class.claimed.get() + page_class.idle.get()) * page_class.ratio;
+    const std::uint64_t used = page_class.live.get() + page_class.cached.get();
+    figures.clean = owned - std::min(owned, used);  // another thread may read between two changes
+    figures.padding_bytes =
+        (figures.live + figures.cached) * (geometry_of.page_stride - geometry_of.bytes_per_page);
+    figures.evicted = leaf.evicted.get();
+    stats.leaves.push_back(figures);
+  }
+  return stats;
+}
+
+std::uint64_t BlockPool::live(LeafId leaf) const { return state_of(leaf).live.get(); }
+std::uint64_t BlockPool::cached(LeafId leaf) const { return state_of(leaf).cached.get(); }
+
+std::uint64_t BlockPool::metadata_bytes() const noexcept {
+  std::uint64_t bytes = blocks_.bytes() + huge_.bytes() + links_.bytes() + block_nodes_.bytes() +
+                        bounds_.bytes() + worths_.bytes() + index_.bytes();
+  for (const PageClass& page_class : classes_) {
+    for (const FullestFirst& clean : page_class.clean) bytes += clean.bytes();
+    bytes += (page_class.claimed_order.nodes.size() + page_class.idle_order.nodes.size()) *
+                 sizeof(Rank) +
+             page_class.worth_order.nodes.size() * sizeof(Worth);
+  }
+  return bytes;
+}
+
+}  // namespace kvleaf

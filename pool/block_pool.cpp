@@ -1,0 +1,288 @@
+#include "kvleaf/pool/block_pool.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kvleaf/leaf/errors.h"
+#include "kvleaf/pool/saturating.h"
+#include "kvleaf/pool/transitions.h"
+
+namespace kvleaf {
+
+// ---- construction ------------------------------------------------------------------------------
+
+BlockPool::BlockPool(Geometry geometry, PoolOptions options)
+    : geometry_(std::move(geometry)),
+      leaves_(geometry_.leaves().size()),
+      classes_(geometry_.page_classes()),
+      wanted_(leaves_.size()),
+      needed_(classes_.size()),
+      indexed_(options.index == KeyIndex::by_key) {
+  const std::uint64_t in_service = geometry_.huge_blocks();
+  if (leaves_.size() >= HugeBlock::absent) {
+    throw InvalidArgument(
+        fmt::format("a pool of {} leaves; at most {}", leaves_.size(), HugeBlock::absent - 1));
+  }
+  if (options.max_huge_blocks != 0) {
+    if (options.max_huge_blocks < in_service) {
+      throw InvalidArgument(fmt::format("max_huge_blocks {}, but the geometry has {}",
+                                        options.max_huge_blocks, in_service));
+    }
+    geometry_ = geometry_.resized(options.max_huge_blocks);
+  }
+  const auto huge_blocks = static_cast<std::uint32_t>(geometry_.huge_blocks());
+
+  for (std::uint32_t index = 0; index < leaves_.size(); ++index) {
+    const LeafGeometry& geometry_of = geometry_.leaves()[index];
+    LeafState& leaf = leaves_[index];
+    leaf.divider = RatioDivider(static_cast<std::uint32_t>(geometry_of.ratio));
+    leaf.blocks = static_cast<std::uint32_t>(geometry_of.blocks);
+    leaf.page_class = static_cast<std::uint16_t>(geometry_of.page_class.value());
+    leaf.ceiling = geometry_of.ceiling.value_or(~std::uint64_t{0});
+    leaf.floor = geometry_of.floor;
+    standing_ = standing_ || leaf.floor != 0;
+    classes_[leaf.page_class].leaves.push_back(static_cast<std::uint16_t>(index));
+    max_ratio_ = std::max(max_ratio_, static_cast<std::uint32_t>(geometry_of.ratio));
+  }
+  max_divider_ = RatioDivider(max_ratio_);
+  huge_shape_ = TreeShape(huge_blocks);
+  for (std::uint32_t index = 0; index < classes_.size(); ++index) {
+    PageClass& page_class = classes_[index];
+    page_class.ratio = static_cast<std::uint32_t>(geometry_.class_ratio(PageClassId(index)));
+    page_class.divider = RatioDivider(page_class.ratio);
+    page_class.idle_order = TreeNodes<Rank>(huge_shape_);
+    if (page_class.ratio == 1) continue;
+    for (FullestFirst& clean : page_class.clean) clean = FullestFirst(page_class.ratio);
+    page_class.claimed_order = TreeNodes<Rank>(huge_shape_);
+    page_class.worth_order = TreeNodes<Worth>(huge_shape_);
+  }
+
+  const std::uint64_t records = std::uint64_t{huge_blocks} * max_ratio_;
+  blocks_ = Records<Block>(records);
+  huge_ = Records<HugeBlock>(huge_blocks);
+  if (max_ratio_ > 1) links_ = Records<CleanLink>(huge_blocks);
+  if (max_ratio_ > small_ratio) {
+    block_shape_ = TreeShape(max_ratio_);
+    block_nodes_ = Records<Rank>(std::uint64_t{huge_blocks} * block_shape_.nodes());
+    bounds_ = Records<Rank>(huge_blocks);
+    worths_ = Records<Rank>(huge_blocks);
+    std::fill_n(block_nodes_.data(), block_nodes_.size(), Rank());
+    std::fill_n(bounds_.data(), bounds_.size(), Rank());
+  }
+  if (indexed_) index_ = BlockIndex(records);
+
+  for (std::uint32_t huge = 0; huge < huge_blocks; ++huge) {
+    huge_[huge].owner = huge < in_service ? HugeBlock::nobody : HugeBlock::absent;
+  }
+  empty_.set(in_service);
+}
+
+// ---- refusals ----------------------------------------------------------------------------------
+
+void BlockPool::refuse_work(const char* call) const {
+  if (work_ == Work::poisoned) throw InvariantError(broken_);
+  throw InvalidArgument(fmt::format("{} must not be called from inside on_evict", call));
+}
+
+void BlockPool::refuse_leaf(LeafId leaf) const {
+  throw InvalidArgument(
+      fmt::format("leaf {}, but the pool has {} leaves", leaf.value(), leaves_.size()));
+}
+
+void BlockPool::refuse_block(const char* call, LeafId leaf, BlockId block) const {
+  const LeafState& state = leaves_[leaf.value()];
+  const std::string asked = fmt::format("{}: block {} of leaf {} ({})", call, block.value(),
+                                        leaf.value(), geometry_.leaf(leaf).name);
+  if (block == null_block) throw BlockError(asked + " is the null block");
+  if (block.value() > state.blocks) {
+    throw BlockError(fmt::format("{} is past the leaf's last, {}", asked, state.blocks));
+  }
+  const Place place = place_of(state, block);
+  const Block& record = blocks_of(place.huge)[place.index];
+  const HugeBlock& huge = huge_[place.huge];
+  if (huge.state() == HugeState::empty) {
+    throw BlockError(fmt::format("{} is not allocated: huge block {} is {}", asked, place.huge,
+                                 huge.owner == HugeBlock::absent ? "out of service" : "empty"));
+  }
+  if (huge.owner != state.page_class) {
+    throw BlockError(fmt::format("{} is not allocated: huge block {} serves page class {}", asked,
+                                 place.huge, huge.owner));
+  }
+  if (record.clean()) throw BlockError(asked + " is clean: neither live nor committed");
+  if (record.leaf != leaf.value()) {
+    throw BlockError(fmt::format("{} belongs to leaf {} ({})", asked, record.leaf,
+                                 geometry_.leaf(LeafId(record.leaf)).name));
+  }
+  throw BlockError(fmt::format("{} has {} references and is {}committed", asked, record.references,
+                               record.is(Block::committed) ? "" : "not "));
+}
+
+/// Where a live or cached block of this leaf is. Enough to look at the record alone: in an empty
+/// huge block and in one of another class, no record is this leaf's and not clean.
+BlockPool::Place BlockPool::owned_place(const char* call, const LeafState& state, LeafId leaf,
+                                        BlockId block) const {
+  if (block.value() - 1 >= state.blocks) [[unlikely]]
+    refuse_block(call, leaf, block);
+  const Place place = place_of(state, block);
+  const Block& record = blocks_of(place.huge)[place.index];
+  if (record.leaf != leaf.value() || record.clean()) [[unlikely]]
+    refuse_block(call, leaf, block);
+  return place;
+}
+
+BlockPool::Place BlockPool::committed_place(const char* call, const LeafState& state, LeafId leaf,
+                                            BlockId block) const {
+  const Place place = owned_place(call, state, leaf, block);
+  if (!blocks_of(place.huge)[place.index].is(Block::committed)) refuse_block(call, leaf, block);
+  return place;
+}
+
+// ---- drawing -----------------------------------------------------------------------------------
+
+/// The rule for {leaf: blocks}, and what drawing them may spend.
+inline bool BlockPool::allow(LeafId leaf, std::uint64_t blocks,
+                             Allowance& allowance) const noexcept {
+  if (standing_) [[unlikely]]
+    return allow_standing(leaf, blocks, allowance);
+  // Without floors and promises nobody but this leaf's class needs anything.
+  const LeafState& state = leaves_[leaf.value()];
+  const PageClass& page_class = classes_[state.page_class];
+  if (saturating_add(state.live.get(), blocks) > state.ceiling && blocks != 0) return false;
+  const std::uint64_t free = free_blocks(page_class);
+  const std::uint64_t left = room();
+  allowance.needed = blocks <= free ? 0 : page_class.divider.round_up(blocks - free);
+  allowance.slack = left - allowance.needed;
+  return allowance.needed <= left;
+}
+
+std::optional<BlockId> BlockPool::allocate(LeafId leaf, Fate fate,
+                                           std::optional<HugeBlockId> hint) {
+  BlockId block = null_block;
+  if (!allocate_many(leaf, {&block, 1}, fate, hint)) return std::nullopt;
+  return block;
+}
+
+bool BlockPool::allocate_many(LeafId leaf, std::span<BlockId> out, Fate fate,
+                              std::optional<HugeBlockId> hint) {
+  require(Work::ready, "allocate");
+  state_of(leaf);
+  Allowance allowance{0, 0};
+  if (!allow(leaf, out.size(), allowance)) return false;
+  draw(leaf, fate, hint, out, allowance);
+  return true;
+}
+
+/// Draws out.size() blocks, which the rule has accepted. What the owner throws while it is told of
+/// an eviction passes through; then nothing of `out` is held.
+void BlockPool::draw(LeafId leaf, Fate fate, std::optional<HugeBlockId> hint,
+                     std::span<BlockId> out, Allowance& allowance) {
+  PageClass& page_class = classes_[leaves_[leaf.value()].page_class];
+  std::size_t drawn = 0;
+  while (drawn < out.size()) {
+    const std::uint32_t huge = clean_source(page_class, fate, hint, allowance);
+    if (huge != FullestFirst::none) [[likely]] {
+      drawn += take_clean(leaf, huge, out.subspan(drawn));
+      continue;
+    }
+    try {
+      drawn += evict(leaf, fate, allowance, out.subspan(drawn));
+    } catch (...) {
+      give_back(leaf, out.first(drawn));
+      throw;
+    }
+  }
+}
+
+/// A huge block of this class with a clean block, claimed if need be, in the order of preference;
+/// none if there is nothing to take without evicting.
+inline std::uint32_t BlockPool::clean_source(PageClass& page_class, Fate fate,
+                                             std::optional<HugeBlockId> hint,
+                                             Allowance& allowance) noexcept {
+  const auto own_kind = static_cast<std::uint32_t>(fate);
+  const auto owner = static_cast<std::uint16_t>(&page_class - classes_.data());
+  if (page_class.ratio > 1) {
+    if (hint && hint->value() < huge_.size()) {
+      const HugeBlock& hinted = huge_[hint->value()];
+      if (hinted.live != 0 && hinted.owner == owner && hinted.fate == own_kind &&
+          clean_in(page_class, hinted) != 0) {
+        return hint->value();
+      }
+    }
+    const std::uint32_t claimed = page_class.clean[own_kind].fullest();
+    if (claimed != FullestFirst::none) return claimed;
+  }
+  if (empty_.get() != 0 && allowance.may_spend()) {
+    allowance.spend();
+    return claim(page_class, fate);
+  }
+  if (page_class.ratio > 1) {
+    const std::uint32_t idle = page_class.clean[idle_kind].fullest();
+    if (idle != FullestFirst::none && allowance.may_spend()) {
+      allowance.spend();
+      huge_[idle].fate = static_cast<std::uint8_t>(fate);
+      return idle;
+    }
+    return page_class.clean[1 - own_kind].fullest();
+  }
+  return FullestFirst::none;
+}
+
+// ---- references --------------------------------------------------------------------------------
+
+/// Undoes the draw of these blocks, newest first.
+void BlockPool::give_back(LeafId leaf, std::span<const BlockId> blocks) noexcept {
+  LeafState& state = leaves_[leaf.value()];
+  for (std::size_t index = blocks.size(); index-- > 0;) {
+    const Place place = place_of(state, blocks[index]);
+    block_at(place).references = 0;
+    release(state, place);
+  }
+}
+
+void BlockPool::free(LeafId leaf, BlockId block) {
+  require(Work::ready, "free");
+  LeafState& state = state_of(leaf);
+  if (block.value() - 1 >= state.blocks) [[unlikely]]
+    refuse_block("free", leaf, block);
+  const Place place = place_of(state, block);
+  Block& record = block_at(place);
+  if (record.leaf != leaf.value() || !record.live()) [[unlikely]] {
+    refuse_block("free", leaf, block);
+  }
+  if (--record.references == 0) release(state, place);
+}
+
+void BlockPool::free_many(LeafId leaf, std::span<const BlockId> blocks) {
+  require(Work::ready, "free");
+  LeafState& state = state_of(leaf);
+  // First every reference, so that a refusal can be undone exactly; a block may be listed twice.
+  std::size_t done = 0;
+  for (; done < blocks.size(); ++done) {
+    if (blocks[done].value() - 1 >= state.blocks) [[unlikely]]
+      break;
+    Block& record = block_at(place_of(state, blocks[done]));
+    if (record.leaf != leaf.value() || !record.live()) [[unlikely]]
+      break;
+    if (--record.references == 0) record.flags |= Block::leaving;
+  }
+  if (done != blocks.size()) [[unlikely]] {
+    for (std::size_t index = done; index-- > 0;) {
+      Block& record = block_at(place_of(state, blocks[index]));
+      record.references += 1;
+      record.flags &= static_cast<std::uint16_t>(~Block::leaving);
+    }
+    refuse_block("free", leaf, blocks[done]);
+  }
+  // Backwards: the next to draw them gets them in the order given here.
+  for (std::size_t index = blocks.size(); index-- > 0;) {
+    const Place place = place_of(state, blocks[index]);
+    Block& record = block_at(place);
+    if (!record.is(Block::leaving)) continue;
+    record.flags &= static_cast<std::uint16_t>(~Block::leaving);
+    release(state, place);
+  }
+}
+
+}  // namespace kvleaf

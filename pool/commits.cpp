@@ -1,0 +1,213 @@
+// What makes blocks findable, what pins them, and what orders them: touch, commit, revalue,
+// uncommit, find.
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "kvleaf/leaf/errors.h"
+#include "kvleaf/pool/block_pool.h"
+#include "kvleaf/pool/transitions.h"
+
+namespace kvleaf {
+
+// ---- references --------------------------------------------------------------------------------
+
+inline void BlockPool::set_value(LeafState& leaf, Place place, Value value) noexcept {
+  Block& block = block_at(place);
+  const Value old = std::exchange(block.value, value);
+  if (value < old) {
+    doubt_worth(place.huge, old);
+    raise_worth(place.huge, value);
+    if (block.cached()) {
+      file_block(place, value);
+      file_huge(classes_[leaf.page_class], place.huge);
+    }
+  } else {
+    raise_worth(place.huge, value);
+  }
+}
+
+inline void BlockPool::touch_value(LeafState& leaf, Place place,
+                                   std::optional<Value> value) noexcept {
+  Block& block = block_at(place);
+  if (!block.is(Block::committed)) return;
+  if (value) {
+    block.flags &= static_cast<std::uint16_t>(~Block::timed);
+    set_value(leaf, place, *value);
+  } else if (block.is(Block::timed)) {
+    set_value(leaf, place, ++clock_);
+  }
+}
+
+void BlockPool::touch(LeafId leaf, BlockId block, std::optional<Value> value) {
+  touch_many(leaf, {&block, 1}, value);
+}
+
+void BlockPool::touch_many(LeafId leaf, std::span<const BlockId> blocks,
+                           std::optional<Value> value) {
+  require(Work::ready, "touch");
+  LeafState& state = state_of(leaf);
+  // First every reference, so that a refusal can be undone exactly.
+  std::size_t done = 0;
+  for (; done < blocks.size(); ++done) {
+    if (blocks[done].value() - 1 >= state.blocks) [[unlikely]]
+      break;
+    Block& record = block_at(place_of(state, blocks[done]));
+    if (record.leaf != leaf.value() || record.clean() || record.references == ~std::uint32_t{0}) {
+      break;
+    }
+    if (record.references++ == 0) record.flags |= Block::leaving;
+  }
+  if (done != blocks.size()) [[unlikely]] {
+    for (std::size_t index = done; index-- > 0;) {
+      Block& record = block_at(place_of(state, blocks[index]));
+      if (--record.references == 0) record.flags &= static_cast<std::uint16_t>(~Block::leaving);
+    }
+    refuse_block("touch", leaf, blocks[done]);
+  }
+  // Then what follows from them, once per run of newly live blocks in one huge block.
+  PageClass& page_class = classes_[state.page_class];
+  std::uint32_t huge = 0;
+  std::uint32_t run = 0;
+  const auto end_run = [&] {
+    if (run == 0) return;
+    state.live.add(run);
+    state.cached.add(-std::uint64_t{run});
+    change(page_class, huge, run, -run);
+    run = 0;
+  };
+  for (const BlockId block : blocks) {
+    const Place place = place_of(state, block);
+    Block& record = block_at(place);
+    if (record.is(Block::leaving)) {
+      record.flags &= static_cast<std::uint16_t>(~Block::leaving);
+      if (place.huge != huge) end_run();
+      huge = place.huge;
+      ++run;
+    }
+    touch_value(state, place, value);
+  }
+  end_run();
+}
+
+std::uint32_t BlockPool::references(LeafId leaf, BlockId block) const {
+  const LeafState& state = state_of(leaf);
+  if (block.value() - 1 >= state.blocks) refuse_block("references", leaf, block);
+  const Place place = place_of(state, block);
+  const Block& record = blocks_of(place.huge)[place.index];
+  return record.leaf == leaf.value() ? record.references : 0;
+}
+
+// ---- commits -----------------------------------------------------------------------------------
+
+void BlockPool::commit(LeafId leaf, BlockId block, PageKey key, std::optional<Value> value) {
+  if (value) {
+    commit_many(leaf, {&block, 1}, {&key, 1}, {&*value, 1});
+  } else {
+    commit_many(leaf, {&block, 1}, {&key, 1});
+  }
+}
+
+void BlockPool::commit_many(LeafId leaf, std::span<const BlockId> blocks,
+                            std::span<const PageKey> keys, std::span<const Value> values) {
+  require(Work::ready, "commit");
+  LeafState& state = state_of(leaf);
+  if (keys.size() != blocks.size() || (!values.empty() && values.size() != blocks.size())) {
+    throw InvalidArgument(fmt::format("commit: {} blocks, {} keys, {} values", blocks.size(),
+                                      keys.size(), values.size()));
+  }
+  const Value clock = clock_;
+  std::size_t done = 0;
+  try {
+    for (; done < blocks.size(); ++done) {
+      const Place place = owned_place("commit", state, leaf, blocks[done]);
+      Block& record = block_at(place);
+      if (!record.live() || record.is(Block::committed)) {
+        refuse_block("commit", leaf, blocks[done]);
+      }
+      if (indexed_) {
+        require_new_key("commit", leaf, blocks[done], keys[done]);
+      }
+      record.key_high = keys[done].high;
+      record.key_low = keys[done].low;
+      record.value = values.empty() ? ++clock_ : values[done];
+      record.flags |= Block::committed;
+      if (values.empty()) record.flags |= Block::timed;
+      raise_worth(place.huge, record.value);
+      if (indexed_) index_.insert(blocks_.data(), record_at(place));
+    }
+  } catch (...) {
+    while (done-- > 0) drop_commit(state, place_of(state, blocks[done]));
+    clock_ = clock;
+    throw;
+  }
+}
+
+void BlockPool::require_new_key(const char* call, LeafId leaf, BlockId block, PageKey key) const {
+  const auto leaf_number = static_cast<std::uint16_t>(leaf.value());
+  const auto found = index_.find(blocks_.data(), leaf_number, key.high, key.low);
+  if (!found) return;
+  const std::uint32_t huge = max_divider_.quotient(*found);
+  const BlockId other = id_at(leaves_[leaf.value()], {huge, *found - huge * max_ratio_});
+  throw InvalidArgument(
+      fmt::format("{}: block {} of leaf {} ({}) under key {:016x}{:016x}, which "
+                  "block {} has already",
+                  call, block.value(), leaf.value(), geometry_.leaf(leaf).name, key.high, key.low,
+                  other.value()));
+}
+
+void BlockPool::revalue(LeafId leaf, BlockId block, Value value) {
+  require(Work::telling, "revalue");
+  LeafState& state = state_of(leaf);
+  const Place place = committed_place("revalue", state, leaf, block);
+  block_at(place).flags &= static_cast<std::uint16_t>(~Block::timed);
+  set_value(state, place, value);
+}
+
+Value BlockPool::value(LeafId leaf, BlockId block) const {
+  const Place place = committed_place("value", state_of(leaf), leaf, block);
+  return blocks_of(place.huge)[place.index].value;
+}
+
+void BlockPool::rekey(LeafId leaf, BlockId block, PageKey key) {
+  require(Work::telling, "rekey");
+  const Place place = committed_place("rekey", state_of(leaf), leaf, block);
+  Block& record = block_at(place);
+  if (record.key_high == key.high && record.key_low == key.low) return;
+  if (indexed_) {
+    require_new_key("rekey", leaf, block, key);
+    index_.erase(blocks_.data(), record_at(place));
+  }
+  record.key_high = key.high;
+  record.key_low = key.low;
+  if (indexed_) index_.insert(blocks_.data(), record_at(place));
+}
+
+void BlockPool::uncommit(LeafId leaf, BlockId block) {
+  require(Work::telling, "uncommit");
+  LeafState& state = state_of(leaf);
+  drop_commit(state, committed_place("uncommit", state, leaf, block));
+}
+
+bool BlockPool::committed(LeafId leaf, BlockId block) const { return key(leaf, block).has_value(); }
+
+std::optional<PageKey> BlockPool::key(LeafId leaf, BlockId block) const {
+  const LeafState& state = state_of(leaf);
+  if (block.value() - 1 >= state.blocks) refuse_block("key", leaf, block);
+  const Place place = place_of(state, block);
+  const Block& record = blocks_of(place.huge)[place.index];
+  if (record.leaf != leaf.value() || !record.is(Block::committed)) return std::nullopt;
+  return PageKey{record.key_high, record.key_low};
+}
+
+std::optional<BlockId> BlockPool::find(LeafId leaf, PageKey key) const {
+  const LeafState& state = state_of(leaf);
+  if (!indexed_) throw InvalidArgument("find: this pool was made with KeyIndex::none");
+  const auto found =
+      index_.find(blocks_.data(), static_cast<std::uint16_t>(leaf.value()), key.high, key.low);
+  if (!found) return std::nullopt;
+  const std::uint32_t huge = max_divider_.quotient(*found);
+  return id_at(state, {huge, *found - huge * max_ratio_});
+}
+
+}  // namespace kvleaf

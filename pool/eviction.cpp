@@ -1,0 +1,164 @@
+// Eviction: which cached block, or which idle huge block, has to go. All candidates are compared by
+// value; the searches are O(log n) amortised (see lower_bound_tree.h).
+#include <algorithm>
+#include <utility>
+
+#include "kvleaf/leaf/errors.h"
+#include "kvleaf/pool/block_pool.h"
+#include "kvleaf/pool/transitions.h"
+
+namespace kvleaf {
+
+void BlockPool::on_evict(OnEvict callback) {
+  require(Work::ready, "on_evict");
+  on_evict_ = std::move(callback);
+}
+
+/// Tells the owner that a block is no longer findable. While it is told, it may do little.
+void BlockPool::tell(std::uint16_t leaf, BlockId block, PageKey key) {
+  if (!on_evict_) return;
+  work_ = Work::telling;
+  try {
+    on_evict_(LeafId(leaf), block, key);
+  } catch (...) {
+    if (work_ == Work::telling) work_ = Work::ready;
+    throw;
+  }
+  if (work_ == Work::telling) work_ = Work::ready;
+}
+
+/// The least valuable cached block of one huge block. Its bound becomes exact.
+LeastKey<Rank> BlockPool::least_block(std::uint32_t huge) noexcept {
+  const Block* blocks = blocks_of(huge);
+  const auto rank_of = [&](std::uint32_t index) {
+    return blocks[index].cached() ? Rank::of(blocks[index].value) : Rank();
+  };
+  if (!bounds_.empty()) return block_order(huge).least(rank_of);
+  LeastKey<Rank> least{Rank(), 0};
+  for (std::uint32_t index = 0; index < max_ratio_; ++index) {
+    if (rank_of(index) < least.key) least = {rank_of(index), index};
+  }
+  return least;
+}
+
+/// The least valuable cached block in the class's huge blocks of this state; no rank if there is
+/// none.
+BlockPool::Victim BlockPool::least_cached(PageClass& page_class, HugeState state) noexcept {
+  const auto owner = static_cast<std::uint16_t>(&page_class - classes_.data());
+  TreeNodes<Rank>& nodes =
+      state == HugeState::claimed ? page_class.claimed_order : page_class.idle_order;
+  if (!nodes.used) return {};
+  LowerBoundTree<Rank> order(huge_shape_, nodes);
+  for (;;) {
+    const LeastKey<Rank> huge = order.least([&](std::uint32_t index) {
+      const HugeBlock& record = huge_[index];
+      const bool member = record.cached != 0 && record.state() == state && record.owner == owner;
+      return member ? bound_of(index) : Rank();
+    });
+    if (!huge.key.exists()) return {};
+    const LeastKey<Rank> block = least_block(huge.index);
+    if (block.key == huge.key) return {block.key, {huge.index, block.index}};
+  }
+}
+
+/// What the idle huge block is worth, exactly.
+Worth BlockPool::worth_of(std::uint32_t huge) noexcept {
+  HugeBlock& record = huge_[huge];
+  if (worths_.empty() || record.worth_unsure) {
+    Rank best{0};
+    const Block* blocks = blocks_of(huge);
+    for (std::uint32_t index = 0; index < max_ratio_; ++index) {
+      if (blocks[index].cached()) best = std::max(best, Rank::of(blocks[index].value));
+    }
+    if (worths_.empty()) return {best, record.cached};
+    worths_[huge] = best;
+    record.worth_unsure = false;
+  }
+  return {worths_[huge], record.cached};
+}
+
+/// The class's idle huge block of least worth.
+LeastKey<Worth> BlockPool::least_idle(PageClass& page_class) noexcept {
+  if (!page_class.worth_order.used) {
+    const Victim block = least_cached(page_class, HugeState::idle);
+    return {block.rank.exists() ? Worth{block.rank, 1} : Worth(), block.place.huge};
+  }
+  const auto owner = static_cast<std::uint16_t>(&page_class - classes_.data());
+  return LowerBoundTree<Worth>(huge_shape_, page_class.worth_order).least([&](std::uint32_t index) {
+    const HugeBlock& record = huge_[index];
+    const bool member = record.state() == HugeState::idle && record.owner == owner;
+    return member ? worth_of(index) : Worth();
+  });
+}
+
+/// Drops every commit of an idle huge block, which is empty then, and tells the owner of each.
+void BlockPool::drain(std::uint32_t huge) {
+  for (std::uint32_t index = 0; index < max_ratio_; ++index) {
+    const Block block = blocks_of(huge)[index];
+    if (!block.cached()) continue;
+    LeafState& leaf = leaves_[block.leaf];
+    ++leaf.evicted;
+    drop_commit(leaf, {huge, index});
+    tell(block.leaf, id_at(leaf, {huge, index}), {block.key_high, block.key_low});
+  }
+}
+
+/// Draws by evicting: the class's own least valuable cached block, or all of the least valuable
+/// idle huge block of another class, whichever is worth less. Returns how many blocks that gave; if
+/// the owner throws, none. Source: design document, "Eviction".
+std::size_t BlockPool::evict(LeafId leaf, Fate fate, Allowance& allowance, std::span<BlockId> out) {
+  LeafState& state = leaves_[leaf.value()];
+  PageClass& page_class = classes_[state.page_class];
+  Victim own = least_cached(page_class, HugeState::claimed);
+  LeastKey<Worth> other{Worth(), 0};
+  if (allowance.may_spend()) {
+    // The roots are bounds: an order whose root is not below the best so far need not be searched.
+    if (page_class.idle_order.root < own.rank) {
+      own = std::min(own, least_cached(page_class, HugeState::idle),
+                     [](const Victim& a, const Victim& b) { return a.rank < b.rank; });
+    }
+    for (PageClass& another : classes_) {
+      if (&another == &page_class || another.idle.get() == 0) continue;
+      const Rank bound =
+          another.worth_order.used ? another.worth_order.root.best : another.idle_order.root;
+      if (own.rank <= bound || other.key.best < bound) continue;
+      const LeastKey<Worth> least = least_idle(another);
+      if (least.key < other.key) other = least;
+    }
+  }
+
+  if (other.key.best < own.rank) {
+    drain(other.index);
+    ++retyped_;
+    allowance.spend();
+    return take_clean(leaf, claim(page_class, fate), out);
+  }
+  if (!own.rank.exists()) {
+    poison("a draw that the joint rule accepted finds a clean block, a cached one or a huge block");
+  }
+  Block& block = block_at(own.place);
+  const Block evicted = block;
+  LeafState& loser = leaves_[evicted.leaf];
+  forget(own.place);
+  --loser.cached;
+  ++loser.evicted;
+  block.references = 1;
+  block.leaf = static_cast<std::uint16_t>(leaf.value());
+  ++state.live;
+  HugeBlock& huge = huge_[own.place.huge];
+  if (huge.state() == HugeState::idle) {
+    allowance.spend();
+    huge.fate = static_cast<std::uint8_t>(fate);
+  }
+  change(page_class, own.place.huge, 1, -1u);
+  out[0] = id_at(state, own.place);
+  try {
+    tell(evicted.leaf, out[0], {evicted.key_high, evicted.key_low});
+  } catch (...) {
+    give_back(leaf, out.first(1));
+    throw;
+  }
+  return 1;
+}
+
+}  // namespace kvleaf

@@ -1,0 +1,59 @@
+// The two records a pool keeps: one per block and one per huge block. The views of all leaves alias
+// the same bytes, and so do their records: huge block h has `largest ratio` block records, of which
+// the page class that owns it uses the first `ratio`.
+#pragma once
+
+#include <cstdint>
+
+#include "kvleaf/pool/value.h"
+
+namespace kvleaf {
+
+/// One block: live while `references` is not 0; else cached if committed, else clean. All zeros is
+/// clean, so a fresh array needs no writing.
+struct alignas(32) Block {
+  enum Flag : std::uint16_t {
+    committed = 1,  // key and value mean something
+    timed = 2,      // the value is the pool's own clock: a touch without a value renews it
+    leaving = 4,    // its last reference was returned, or its first taken, by the batch being done
+  };
+
+  std::uint64_t key_high;  // while committed
+  std::uint64_t key_low;   // while committed; while clean and once used: the next clean block
+  Value value;             // while committed
+  std::uint32_t references;
+  std::uint16_t leaf;  // while live or cached
+  std::uint16_t flags;
+
+  bool is(Flag flag) const noexcept { return (flags & flag) != 0; }
+  bool live() const noexcept { return references != 0; }
+  bool cached() const noexcept { return references == 0 && is(committed); }
+  bool clean() const noexcept { return references == 0 && !is(committed); }
+};
+static_assert(sizeof(Block) == 32, "two to a cache line, and none across two");
+
+/// A list of unused numbers that needs no initial filling: `fresh` and a number means "this one and
+/// all above it", whose own links were never written.
+inline constexpr std::uint32_t fresh = 0x80000000u;
+
+enum class HugeState : std::uint8_t { empty, claimed, idle };
+
+/// One huge block. Its state follows from two counts; `live + cached ≤ ratio`, the rest is clean.
+struct HugeBlock {
+  static constexpr std::uint16_t nobody = 0xffff;  // empty
+  static constexpr std::uint16_t absent = 0xfffe;  // taken out of service by resize
+
+  std::uint32_t live;
+  std::uint32_t cached;
+  std::uint16_t owner;  // page class, nobody, or absent; means something while not empty
+  std::uint8_t fate;    // of the block that claimed it
+  bool worth_unsure;    // the most valuable commit was lowered or dropped: recount before use
+
+  HugeState state() const noexcept {
+    if (live != 0) return HugeState::claimed;
+    return cached != 0 ? HugeState::idle : HugeState::empty;
+  }
+};
+static_assert(sizeof(HugeBlock) == 12);
+
+}  // namespace kvleaf

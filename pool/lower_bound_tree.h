@@ -1,0 +1,141 @@
+// LowerBoundTree: finds the least of many keys where keys are changed far more often than asked
+// for. A tournament of groups of eight in which every node holds a *lower bound* of the keys below
+// it, not their minimum:
+//
+//   - a key that falls, or appears, lowers the nodes above it, and stops at the first that is low
+//     enough already; keys mostly rise, so that is mostly the first;
+//   - a key that rises, or disappears, does nothing at all: its nodes are corrected when the search
+//   for
+//     the minimum meets them. Each such change is corrected at most once, so a search is O(log n)
+//     amortised.
+//
+// The keys themselves stay where they are: the caller passes how to read one. Nodes are eight bytes
+// per eight keys, and no record needs to know its place in the tree.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace kvleaf {
+
+/// Where the nodes of a tree over `size` keys lie. Level 0 is the nodes above the keys; the single
+/// topmost node, the root, is kept apart by the owner.
+class TreeShape {
+ public:
+  static constexpr std::uint32_t fan_out = 8;
+
+  TreeShape() = default;
+  explicit TreeShape(std::uint32_t size) : size_(size) {
+    std::uint32_t count = size;
+    while (count > fan_out) {
+      count = (count + fan_out - 1) / fan_out;
+      begin_[levels_] = nodes_;
+      count_[levels_] = count;
+      nodes_ += count;
+      ++levels_;
+    }
+  }
+  std::uint32_t size() const noexcept { return size_; }
+  std::uint32_t levels() const noexcept { return levels_; }
+  std::uint32_t nodes() const noexcept { return nodes_; }  // without the root
+  std::uint32_t begin(std::uint32_t level) const noexcept { return begin_[level]; }
+  std::uint32_t count(std::uint32_t level) const noexcept { return count_[level]; }
+
+ private:
+  static constexpr std::size_t most_levels = 11;  // 8^11 > 2^32
+  std::uint32_t size_ = 0;
+  std::uint32_t levels_ = 0;
+  std::uint32_t nodes_ = 0;
+  std::array<std::uint32_t, most_levels> begin_{};
+  std::array<std::uint32_t, most_levels> count_{};
+};
+
+/// The nodes of one tree, all "no key" at first: their owner's part of it. A default-constructed
+/// one belongs to no tree.
+template <class Key>
+struct TreeNodes {
+  TreeNodes() = default;
+  explicit TreeNodes(const TreeShape& shape) : nodes(shape.nodes()), used(true) {}
+  std::vector<Key> nodes;
+  Key root{};
+  bool used = false;
+};
+
+template <class Key>
+struct LeastKey {
+  Key key;
+  std::uint32_t index;
+};
+
+/// A view: the shape, the nodes and the root belong to somebody else. A default-constructed Key is
+/// "no key", greater than every other.
+template <class Key>
+class LowerBoundTree {
+ public:
+  LowerBoundTree(const TreeShape& shape, Key* nodes, Key& root) noexcept
+      : shape_(shape), nodes_(nodes), root_(root) {}
+
+  LowerBoundTree(const TreeShape& shape, TreeNodes<Key>& owned) noexcept
+      : LowerBoundTree(shape, owned.nodes.data(), owned.root) {}
+
+  /// Key `index` is now `key`, or is at least `key`. Returns whether the root fell.
+  bool lower(std::uint32_t index, Key key) noexcept {
+    for (std::uint32_t level = 0; level < shape_.levels(); ++level) {
+      index /= TreeShape::fan_out;
+      Key& node = nodes_[shape_.begin(level) + index];
+      if (!(key < node)) return false;
+      node = key;
+    }
+    if (!(key < root_)) return false;
+    root_ = key;
+    return true;
+  }
+
+  /// The least key, the lowest index among equals; key == Key() if there is none. key_of(index)
+  /// reads a key. Afterwards the root is that key.
+  template <class KeyOf>
+  LeastKey<Key> least(KeyOf&& key_of) noexcept {
+    for (;;) {
+      std::uint32_t group = 0;
+      for (std::uint32_t level = shape_.levels(); level-- > 0;) {
+        group = least_node(level, group).index;
+      }
+      const std::uint32_t begin = group * TreeShape::fan_out;
+      const std::uint32_t end = std::min(begin + TreeShape::fan_out, shape_.size());
+      LeastKey<Key> least{Key(), begin};
+      for (std::uint32_t index = begin; index < end; ++index) {
+        const Key key = key_of(index);
+        if (key < least.key) least = {key, index};
+      }
+      Key above = least.key;
+      for (std::uint32_t level = 0; level < shape_.levels(); ++level) {
+        nodes_[shape_.begin(level) + group] = above;
+        group /= TreeShape::fan_out;
+        above = least_node(level, group).key;
+      }
+      root_ = above;
+      if (!(above < least.key)) return least;
+    }
+  }
+
+ private:
+  LeastKey<Key> least_node(std::uint32_t level, std::uint32_t group) const noexcept {
+    const std::uint32_t begin = group * TreeShape::fan_out;
+    const std::uint32_t end = std::min(begin + TreeShape::fan_out, shape_.count(level));
+    const Key* nodes = nodes_ + shape_.begin(level);
+    LeastKey<Key> least{nodes[begin], begin};
+    for (std::uint32_t node = begin + 1; node < end; ++node) {
+      if (nodes[node] < least.key) least = {nodes[node], node};
+    }
+    return least;
+  }
+
+  const TreeShape& shape_;
+  Key* nodes_;
+  Key& root_;
+};
+
+}  // namespace kvleaf

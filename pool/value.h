@@ -1,0 +1,36 @@
+// Values order eviction, least first; a huge block's worth is that of its most valuable cached
+// block.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <limits>
+
+namespace kvleaf {
+
+/// Order of eviction, least first. The owner packs into it whatever it values pages by.
+using Value = std::uint64_t;
+
+/// A value's place in the order of eviction. A default-constructed one is "nothing here", behind
+/// all others; so the two greatest values share one place.
+struct Rank {
+  static constexpr Value nothing = std::numeric_limits<Value>::max();
+  Value value = nothing;
+
+  static constexpr Rank of(Value value) noexcept {
+    return {value == nothing ? nothing - 1 : value};
+  }
+  constexpr bool exists() const noexcept { return value != nothing; }
+  auto operator<=>(const Rank&) const = default;
+};
+
+/// What an idle huge block is worth. Among equals the one with fewest cached blocks goes first.
+struct Worth {
+  Rank best;
+  std::uint32_t cached = std::numeric_limits<std::uint32_t>::max();
+
+  constexpr bool exists() const noexcept { return best.exists(); }
+  auto operator<=>(const Worth&) const = default;
+};
+
+}  // namespace kvleaf
