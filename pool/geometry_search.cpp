@@ -174,20 +174,29 @@ class Cheapest {
   Classes classes_;
 };
 
-/// The goal of the least budget: null + needed · H.
+/// The goal of the least budget: null + needed · H. The least huge block must be offered first.
+///
+/// The bounds use that a better tiling than that by the least huge block needs two huge blocks or
+/// more. One is enough only for leaves of one class whose stride s meets all alignments at once, so
+/// s is no less than the least huge block; and n blocks of stride s and a null page of s take no
+/// less than what the least huge block needs at worst, n of it and the null page.
 class Smallest {
  public:
   explicit Smallest(const TilingProblem& problem)
       : problem_(problem), least_null_(round_up(problem.largest_page(), problem.null_alignment)) {}
 
   u64 last_huge() const noexcept {
-    return least_null_ < best_bytes_ ? best_bytes_ - static_cast<u64>(least_null_) : 0;
+    if (!offered_least_) return kMost;
+    return least_null_ < best_bytes_ ? (best_bytes_ - static_cast<u64>(least_null_)) / 2 : 0;
   }
   u64 widest_stride(std::size_t i, u64 huge) const noexcept {
-    const u64 fits = huge < best_bytes_ ? best_bytes_ - huge : 0;
-    return problem_.shapes[i].packed ? std::min(fits, problem_.shapes[i].bytes) : fits;
+    if (!offered_least_) return kMost;
+    const u64 null_page = huge <= best_bytes_ / 2 ? best_bytes_ - 2 * huge : 0;
+    const PageShape& shape = problem_.shapes[i];
+    return shape.packed ? std::min(null_page, shape.bytes) : null_page;
   }
   void offer(u64 huge, std::span<const u64> ratios) {
+    offered_least_ = true;
     const u64 widest = huge / *std::min_element(ratios.begin(), ratios.end());
     const u128 null_bytes = round_up(widest, problem_.null_alignment);
     classes_.build(problem_.shapes, ratios);
@@ -205,7 +214,8 @@ class Smallest {
  private:
   const TilingProblem& problem_;
   const u128 least_null_;
-  u64 best_bytes_ = kMost;
+  bool offered_least_ = false;
+  u64 best_bytes_ = kMost;  // what is more than this is no budget
   Tiling best_;
   Classes classes_;
 };
@@ -333,16 +343,6 @@ class Walk {
   std::vector<u64> ratios_;              // of the huge block on offer
 };
 
-template <class Goal>
-void search(const TilingProblem& problem, Goal& goal) {
-  // Multiples of smooth numbers have many divisors, so the best huge blocks are often among them. A
-  // coarse walk over these costs little and gives the full walk its bound from the start.
-  for (const u64 grain : {u64{5040}, u64{60}, u64{1}}) {
-    if (grain > 1 && problem.cap / problem.unit / grain < 256) continue;
-    Walk<Goal>(problem, problem.unit * grain, goal).run();
-  }
-}
-
 }  // namespace
 
 u64 TilingProblem::largest_page() const noexcept {
@@ -371,13 +371,18 @@ std::optional<u64> forced_unit(const std::vector<PageShape>& shapes) noexcept {
 std::optional<Tiling> cheapest_tiling(const TilingProblem& problem, u64 budget) {
   if (budget == 0) return std::nullopt;
   Cheapest goal(problem, budget);
-  search(problem, goal);
+  // Multiples of smooth numbers have many divisors, so the best huge blocks are often among them. A
+  // coarse walk over these costs little and gives the full walk its bound from the start.
+  for (const u64 grain : {u64{5040}, u64{60}, u64{1}}) {
+    if (grain > 1 && problem.cap / problem.unit / grain < 256) continue;
+    Walk(problem, problem.unit * grain, goal).run();
+  }
   return std::move(goal).take();
 }
 
 std::optional<Tiling> smallest_tiling(const TilingProblem& problem) {
   Smallest goal(problem);
-  search(problem, goal);
+  Walk(problem, problem.unit, goal).run();
   return std::move(goal).take();
 }
 

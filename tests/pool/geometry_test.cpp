@@ -538,6 +538,8 @@ TEST_CASE("sizes near 2^64 are planned or refused, and never wrap") {
       refusal(most, pages_of({{u64{1} << 62}, {(u64{1} << 62) - 2, 2}, {(u64{1} << 61) - 1, 1}}));
   CHECK(error.least_budget == 0);
   CHECK(mentions(error, "2^64"));
+  // One page, and one huge block, of three eighths of all there is.
+  CHECK(refusal(1, pages_of({{u64{3} << 61}})).least_budget == u64{3} << 62);
   // A null region as large as half of all there is.
   const GeometryOptions far{.max_huge_bytes = {}, .alignment = u64{1} << 63};
   CHECK(plan_geometry((u64{1} << 63) + 4096, pages_of({{4096}}), far).huge_blocks() == 1);
