@@ -251,6 +251,36 @@ TEST_CASE("no huge block is passed over: each can be the cheapest") {
   }
 }
 
+TEST_CASE("the least budget is that of brute force where its bounds cut the search short") {
+  const auto check_least = [](const std::vector<Page>& pages, u64 cap, u64 alignment) {
+    INFO(text_of(pages, 0, cap));
+    const u64 least = least_budget(domain(pages, cap, alignment));
+    REQUIRE(least > 0);
+    try {
+      plan_geometry(least - 1, specs_of(pages), {.max_huge_bytes = cap, .alignment = alignment});
+      FAIL("a budget below the least was planned");
+    } catch (const GeometryError& error) {
+      REQUIRE(error.least_budget == least);
+    }
+  };
+  // A larger huge block needs fewer of them: 3 of 10,000 and a null page, or 2 of 12,000 and one.
+  const std::vector<Page> pages = {{10'000, 1}, {4000, 1}, {4000, 1}, {4000, 1}};
+  CHECK(least_budget(domain(pages, 30'000, 1)) == 36'000);
+  check_least(pages, 30'000, 1);
+
+  std::mt19937_64 random(3);
+  const auto below = [&](u64 n) { return random() % n; };
+  for (int round = 0; round < 60; ++round) {
+    std::vector<Page> some;
+    const u64 kinds = 1 + below(4);
+    for (u64 kind = 0; kind < kinds; ++kind) {
+      const Page page{1000 + below(9000), 1 + below(3)};
+      some.insert(some.end(), 1 + below(5), page);
+    }
+    check_least(some, 40'000, 1 + below(2) * 999);
+  }
+}
+
 TEST_CASE("a page with very little weight is searched to the end") {
   for (const u64 weight : {u64{1'000}, u64{100'000'000}}) {
     const std::vector<Page> pages = {{1009, 1, weight}, {83, 1, 1}};
