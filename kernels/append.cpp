@@ -2,38 +2,18 @@
 
 #include "kvleaf/kernels/check.h"
 #include "kvleaf/kernels/convert.h"
+#include "kvleaf/kernels/runs.h"
 #include "kvleaf/kernels/stream.h"
 
 namespace kvleaf::kernels {
 
 namespace {
 
-// Calls use(first token, tokens, first row's place) for each run of tokens that lie one behind
-// another in one page: a prompt is written page by page, not row by row.
-template <class Use>
-void for_each_run(std::span<const std::int64_t> slots, const RowPages& pages, Use use) {
-  std::size_t i = 0;
-  while (i < slots.size()) {
-    if (slots[i] == padding_entry) {
-      ++i;
-      continue;
-    }
-    const SlotPosition at = split_entry(slots[i], pages.slots);
-    const std::size_t room = pages.slots - static_cast<std::size_t>(at.slot);
-    std::size_t run = 1;
-    while (run < room && i + run < slots.size() &&
-           slots[i + run] == slots[i] + static_cast<std::int64_t>(run)) {
-      ++run;
-    }
-    use(i, run, pages.base + pages.row_offset(at.block, at.slot));
-    i += run;
-  }
-}
-
 void write_rows(const std::byte* rows, std::uint64_t source_stride,
                 std::span<const std::int64_t> slots, const RowPages& pages) noexcept {
-  const Store store = store_for(slots.size() * pages.row_bytes);
+  const Store store = store_for_copies(slots.size() * pages.row_bytes);
   for_each_run(slots, pages, [&](std::size_t first, std::size_t count, std::byte* to) {
+    if (to == nullptr) return;
     const std::byte* from = rows + first * source_stride;
     if (source_stride == pages.row_bytes) {
       copy_bytes(to, from, count * pages.row_bytes, store);
@@ -52,6 +32,7 @@ void convert_rows(const std::byte* rows, std::uint64_t source_stride, Number num
   const ConvertRow convert = quantiser(number, stored);
   const std::uint64_t elements = pages.row_bytes / size_of(stored);
   for_each_run(slots, pages, [&](std::size_t first, std::size_t count, std::byte* to) {
+    if (to == nullptr) return;
     for (std::size_t i = 0; i < count; ++i) {
       convert(rows + (first + i) * source_stride, to + i * pages.row_bytes, elements, 1.0f);
     }

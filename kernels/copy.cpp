@@ -51,7 +51,7 @@ template <class Copy, class BytesOf>
 void run(std::span<Copy> copies, BytesOf bytes_of) noexcept {
   std::uint64_t total = 0;
   for (const Copy& copy : copies) total += bytes_of(copy).bytes;
-  const Store store = store_for(total);
+  const Store store = store_for_copies(total);
   for (const Copy& copy : copies) {
     const ByteCopy run = bytes_of(copy);
     if (run.bytes != 0) copy_bytes(run.dst, run.src, run.bytes, store);
@@ -120,7 +120,7 @@ void zero_pages(std::span<const Pages> leaves, std::span<const BlockClear> clear
   for (const BlockClear& clear : clears) {
     if (clear.block != padding_entry) total += leaves[clear.leaf].page_bytes;
   }
-  const Store store = store_for(total);
+  const Store store = store_for_clears(total);
   for (const BlockClear& clear : clears) {
     if (clear.block == padding_entry) continue;
     const Pages& leaf = leaves[clear.leaf];

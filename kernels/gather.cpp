@@ -4,6 +4,8 @@
 
 #include "kvleaf/kernels/check.h"
 #include "kvleaf/kernels/convert.h"
+#include "kvleaf/kernels/runs.h"
+#include "kvleaf/kernels/stream.h"
 
 namespace kvleaf::kernels {
 
@@ -11,14 +13,20 @@ namespace {
 
 void read_rows(const RowPages& pages, std::span<const std::int64_t> slots, std::byte* rows,
                std::uint64_t row_stride) noexcept {
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    std::byte* to = rows + i * row_stride;
-    if (slots[i] == padding_entry) {
-      std::memset(to, 0, pages.row_bytes);
-    } else {
-      std::memcpy(to, pages.base + pages.row_offset(slots[i]), pages.row_bytes);
+  const Store store = store_for_copies(slots.size() * pages.row_bytes);
+  for_each_run(slots, pages, [&](std::size_t first, std::size_t count, const std::byte* from) {
+    const bool packed = row_stride == pages.row_bytes;
+    const std::uint64_t bytes = packed ? count * pages.row_bytes : pages.row_bytes;
+    for (std::size_t i = 0; i < (packed ? 1 : count); ++i) {
+      std::byte* to = rows + (first + i) * row_stride;
+      if (from == nullptr) {
+        clear_bytes(to, bytes, store);
+      } else {
+        copy_bytes(to, from + i * pages.row_bytes, bytes, store);
+      }
     }
-  }
+  });
+  end_stream(store);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 //   base ──► block 0 (null)   block 1           block 2
 //            |               |                 |                 |
 //            0 …             |K0 |V0 |K1 |V1 |▒|K0 |V0 |K1 |V1 |▒|   two layers; ▒ padding
-//            |<-page_stride->|\               \
+//            |<-page_stride->|^
 //                             slot 0 … slots-1: rows [kv_heads, key_dim] of one token each
 //
 // Everywhere: 64-bit offsets, block 0 is readable zeros and never written, -1 is padding and

@@ -67,6 +67,13 @@ KVLEAF_HD float float_of(std::uint32_t bits) noexcept {
   return value;
 }
 
+/// `yes` or `no` without a branch: with `?:` gcc moves float work into one arm, and then finds
+/// control flow where it looks for a vector loop.
+KVLEAF_HD std::uint32_t select(bool condition, std::uint32_t yes, std::uint32_t no) noexcept {
+  const std::uint32_t mask = 0u - static_cast<std::uint32_t>(condition);
+  return (yes & mask) | (no & ~mask);
+}
+
 /// 2^exponent, for a normal result.
 KVLEAF_HD float power_of_two(int exponent) noexcept {
   return float_of(static_cast<std::uint32_t>(exponent + 127) << 23);
@@ -89,7 +96,7 @@ KVLEAF_HD std::uint32_t narrow_magnitude(std::uint32_t magnitude) noexcept {
   // worth just that, the addition itself rounds.
   const float magic = power_of_two(1 - bias - mantissa_bits + 23);
   const std::uint32_t subnormal = bits_of(float_of(magnitude) + magic) - bits_of(magic);
-  return magnitude < first_normal ? subnormal : normal;
+  return select(magnitude < first_normal, subnormal, normal);
 }
 
 /// The reverse, exact, for codes that stand for finite numbers.
@@ -109,7 +116,7 @@ KVLEAF_HD float to_float(F16 value) noexcept {
   const std::uint32_t finite = bits_of(widen_magnitude<5, 10>(code));
   // Infinity and NaN: the largest exponent of either format, mantissa in place.
   const std::uint32_t magnitude =
-      code >= 0x7c00u ? (0x7f800000u | ((code & 0x3ffu) << 13)) : finite;
+      select(code >= 0x7c00u, 0x7f800000u | ((code & 0x3ffu) << 13), finite);
   return float_of(magnitude | (static_cast<std::uint32_t>(value.bits & 0x8000u) << 16));
 }
 KVLEAF_HD float to_float(E5M2 value) noexcept {
@@ -119,7 +126,7 @@ KVLEAF_HD float to_float(E5M2 value) noexcept {
 KVLEAF_HD float to_float(E4M3 value) noexcept {
   const std::uint32_t code = value.bits & 0x7fu;
   const std::uint32_t finite = bits_of(widen_magnitude<4, 3>(code));
-  const std::uint32_t magnitude = code == 0x7fu ? 0x7fc00000u : finite;
+  const std::uint32_t magnitude = select(code == 0x7fu, 0x7fc00000u, finite);
   return float_of(magnitude | (static_cast<std::uint32_t>(value.bits & 0x80u) << 24));
 }
 KVLEAF_HD float to_float(std::int8_t value) noexcept { return static_cast<float>(value); }
@@ -138,7 +145,8 @@ struct FromFloat<BF16> {
     const std::uint32_t bits = bits_of(value);
     const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     const std::uint32_t nan = (bits >> 16) | 0x40u;  // quiet, and never rounded up to infinity
-    return BF16{static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded)};
+    return BF16{
+        static_cast<std::uint16_t>(select((bits & 0x7fffffffu) > 0x7f800000u, nan, rounded))};
   }
 };
 template <>
@@ -149,7 +157,7 @@ struct FromFloat<F16> {
     const std::uint32_t code = narrow_magnitude<5, 10>(magnitude);
     const std::uint32_t bounded = code < 0x7c00u ? code : 0x7c00u;
     const std::uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
-    return F16{static_cast<std::uint16_t>((magnitude > 0x7f800000u ? nan : bounded) |
+    return F16{static_cast<std::uint16_t>(select(magnitude > 0x7f800000u, nan, bounded) |
                                           ((bits >> 16) & 0x8000u))};
   }
 };
@@ -160,7 +168,7 @@ KVLEAF_HD std::uint8_t narrow_to_8_bits(float value) noexcept {
   const std::uint32_t magnitude = bits & 0x7fffffffu;
   const std::uint32_t code = narrow_magnitude<exponent_bits, mantissa_bits>(magnitude);
   const std::uint32_t bounded = code < largest ? code : largest;
-  return static_cast<std::uint8_t>((magnitude > 0x7f800000u ? nan : bounded) |
+  return static_cast<std::uint8_t>(select(magnitude > 0x7f800000u, nan, bounded) |
                                    ((bits >> 24) & 0x80u));
 }
 template <>
@@ -178,9 +186,11 @@ struct FromFloat<E5M2> {
 template <>
 struct FromFloat<std::int8_t> {
   KVLEAF_HD static std::int8_t convert(float value) noexcept {
-    const float number = value == value ? value : 0.0f;
-    const float above = number < -127.0f ? -127.0f : number;
-    const float bounded = above > 127.0f ? 127.0f : above;
+    const std::uint32_t bits = bits_of(value);
+    const std::uint32_t magnitude = bits & 0x7fffffffu;
+    const std::uint32_t at_most = magnitude < bits_of(127.0f) ? magnitude : bits_of(127.0f);
+    const std::uint32_t number = select(magnitude > 0x7f800000u, 0, at_most);
+    const float bounded = float_of(number | (bits & 0x80000000u));
     // The last bit of 1.5 · 2^23 is worth 1: the addition rounds to an integer.
     return static_cast<std::int8_t>(bits_of(bounded + 12582912.0f) - bits_of(12582912.0f));
   }

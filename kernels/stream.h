@@ -13,8 +13,9 @@ enum class Store : std::uint8_t {
   streamed,  // non-temporal stores; end_stream() before others may read
 };
 
-/// How a list that writes `total_bytes` in all is best written.
-Store store_for(std::uint64_t total_bytes) noexcept;
+/// How a list that copies or clears `total_bytes` in all is best written.
+Store store_for_copies(std::uint64_t total_bytes) noexcept;
+Store store_for_clears(std::uint64_t total_bytes) noexcept;
 
 void copy_bytes(std::byte* dst, const std::byte* src, std::size_t bytes, Store store) noexcept;
 void clear_bytes(std::byte* dst, std::size_t bytes, Store store) noexcept;

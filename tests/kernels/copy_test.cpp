@@ -263,25 +263,26 @@ TEST_CASE(
 }
 
 TEST_CASE("a list long enough to be streamed is copied and cleared like any other") {
-  // Two leaves of one page class, 24 MiB copied in all.
+  // Two leaves of one page class, 40 MiB copied in all.
   constexpr std::uint64_t page = std::uint64_t{1} << 20;
-  constexpr std::uint32_t blocks = 48;
-  REQUIRE(store_for(24 * page) == Store::streamed);
+  constexpr std::uint32_t blocks = 80;
+  REQUIRE(store_for_copies(40 * page) == Store::streamed);
+  REQUIRE(store_for_clears(40 * page) == Store::streamed);
   Bytes arena((blocks + 1) * page);
   for (std::size_t i = page; i < arena.size(); i += 8) std::memcpy(&arena[i], &i, 8);
   const Pages leaf{arena.data(), page, page - 24, blocks};
   std::vector<BlockCopy> copies;
-  for (std::int32_t i = 0; i < 24; ++i) copies.push_back({0, i + 1, 48 - i});
+  for (std::int32_t i = 0; i < 40; ++i) copies.push_back({0, i + 1, 80 - i});
   copy_pages({&leaf, 1}, copies);
-  for (std::int32_t i = 0; i < 24; ++i) {
-    REQUIRE(std::memcmp(leaf.page(i + 1), leaf.page(48 - i), leaf.page_bytes) == 0);
-    const std::uint64_t end = static_cast<std::uint64_t>(49 - i) * page - 24;
-    REQUIRE(std::memcmp(leaf.page(48 - i) + leaf.page_bytes, &end, 8) == 0);
+  for (std::int32_t i = 0; i < 40; ++i) {
+    REQUIRE(std::memcmp(leaf.page(i + 1), leaf.page(80 - i), leaf.page_bytes) == 0);
+    const std::uint64_t end = static_cast<std::uint64_t>(81 - i) * page - 24;
+    REQUIRE(std::memcmp(leaf.page(80 - i) + leaf.page_bytes, &end, 8) == 0);
   }
   std::vector<BlockClear> clears;
-  for (std::int32_t i = 1; i <= 24; ++i) clears.push_back({0, i});
+  for (std::int32_t i = 1; i <= 40; ++i) clears.push_back({0, i});
   zero_pages({&leaf, 1}, clears);
-  for (std::int32_t i = 1; i <= 24; ++i) {
+  for (std::int32_t i = 1; i <= 40; ++i) {
     REQUIRE(std::all_of(leaf.page(i), leaf.page(i) + leaf.page_bytes,
                         [](std::byte byte) { return byte == std::byte{0}; }));
     const std::uint64_t end = static_cast<std::uint64_t>(i + 1) * page - 24;
