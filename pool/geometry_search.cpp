@@ -69,7 +69,7 @@ class Classes {
   std::vector<Class> classes_;  // by ratio; kept between calls so that it need not grow again
 };
 
-/// A goal is what walk() below asks while it looks for the best huge block:
+/// A goal is what Walk, below, asks while it looks for the best huge block:
 ///   last_huge()              a larger huge block cannot be better than the best so far
 ///   widest_stride(s, huge)   nor can one of at least `huge` bytes with a wider stride of shape s
 ///   offer(huge, ratios)      a member of the domain, with the largest ratio of each shape
