@@ -196,7 +196,7 @@ class Run {
     const std::uint64_t wanted = bytes_.below(static_cast<std::uint32_t>(huge_blocks_)) + 1;
     try {
       pool_.resize(wanted);
-      REQUIRE(pool_.geometry().huge_blocks() == wanted);
+      REQUIRE(pool_.huge_blocks() == wanted);
     } catch (const PoolExhausted&) {
     }
   }
