@@ -166,6 +166,8 @@ class BlockManager::Impl {
 
   // ---- stepping.cpp
   bool serve(Request& r, std::uint32_t new_tokens, StepRecord& record, std::string& why);
+  /// Whether somebody else may still read the block after the next forward.
+  bool shared(LeafId leaf, BlockId block) const;
   void due_checkpoint(Request& r, StepRecord& record, StepRecord::Entry& entry);
   void slide(Request& r, std::uint32_t tokens);
   void free_leaving(Request& r);

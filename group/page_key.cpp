@@ -17,7 +17,7 @@ namespace {
 using Parts = std::array<std::span<const std::byte>, 3>;
 
 PageDigest xxh3(std::uint64_t seed, const Parts& parts) {
-  XXH3_state_t state;
+  XXH3_state_t state{};  // g++ 12 cannot see that reset fills it
   XXH3_128bits_reset_withSeed(&state, seed);
   for (const auto part : parts) XXH3_128bits_update(&state, part.data(), part.size());
   XXH128_canonical_t canonical;

@@ -194,7 +194,7 @@ StepPlanner::Impl::Impl(BlockManager& manager, PlannerOptions options)
   const std::size_t sets = core_.options_.max_steps_in_flight;
   for (std::size_t i = 0; i < sets; ++i) {
     auto set = std::make_shared<Set>();
-    set->leaves.resize(leaves_.size());
+    set->leaves = std::vector<Set::LeafArrays>(leaves_.size());
     for (std::size_t l = 0; l < leaves_.size(); ++l) {
       Set::LeafArrays& arrays = set->leaves[l];
       for (const StagedInput& input : leaves_[l].info->leaf->staged_input_shapes(options_.max_batch, leaves_[l].columns)) {

@@ -95,6 +95,19 @@ void BlockManager::Impl::add_copy(StepRecord& record, LeafId leaf, BlockId src, 
   record.step.copies.push_back({leaf, src, dst});
 }
 
+bool BlockManager::Impl::shared(LeafId leaf, BlockId block) const {
+  std::uint32_t references = pool_->references(leaf, block);
+  if (references <= 1) return false;
+  // A copy that is listed, or will be in the next step, holds its source, but reads it before any forward
+  // that is begun from now on can write to it.
+  const auto discount = [&](std::span<const PendingCopy> copies) {
+    for (const PendingCopy& copy : copies) references -= copy.leaf == leaf && copy.src == block ? 1 : 0;
+  };
+  discount(pending_copies_);
+  for (std::uint64_t step = first_step_; step < next_step_; ++step) discount(steps_[step % steps_.size()].held_copies);
+  return references > 1;
+}
+
 bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord& record, std::string& why) {
   const std::uint32_t n = r.planned;
   const std::uint32_t end = n + new_tokens;
@@ -110,7 +123,7 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
   const auto must_copy = [&](const LeafInfo& info, const Row& row) {  // the page that token n goes into
     if (n % info.tokens_per_page == 0) return false;
     const BlockId block = row.slots[n / info.tokens_per_page];
-    return block == null_block || pool_->committed(info.id, block) || pool_->references(info.id, block) > 1;
+    return block == null_block || pool_->committed(info.id, block) || shared(info.id, block);
   };
   for (const std::uint32_t leaf : text_) {
     const LeafInfo& info = info_[leaf];
@@ -122,7 +135,7 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
   const auto shared_state = [&](const LeafInfo& info, State& state) {  // filed in place, and in use elsewhere
     if (state.ring.empty() || info.leaf->rollback() > 0 || state.read) return false;
     const BlockId live = state.at(n);
-    return live != null_block && pool_->committed(info.id, live) && pool_->references(info.id, live) > 1;
+    return live != null_block && pool_->committed(info.id, live) && shared(info.id, live);
   };
   for (const std::uint32_t leaf : states_) {
     const LeafInfo& info = info_[leaf];
