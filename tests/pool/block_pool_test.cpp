@@ -10,14 +10,9 @@
 #include "kvleaf/leaf/errors.h"
 #include "kvleaf/pool/block_pool.h"
 #include "pool/hand_made.h"
+#include "pool/test_access.h"
 
 namespace kvleaf {
-
-/// Breaks a pool on purpose.
-struct BlockPoolTestAccess {
-  static void miscount_live(BlockPool& pool, std::uint32_t leaf) { ++pool.leaves_[leaf].live; }
-  static void miscount_huge(BlockPool& pool, std::uint32_t huge) { ++pool.huge_[huge].cached; }
-};
 
 namespace {
 

@@ -1,0 +1,64 @@
+// What tests see of a pool's inside, and how they break it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kvleaf/pool/block_pool.h"
+
+namespace kvleaf {
+
+struct BlockPoolTestAccess {
+  /// Every byte that the pool's future behaviour depends on.
+  static std::string bytes(const BlockPool& pool) {
+    std::string all;
+    const auto add = [&](const void* data, std::size_t size) {
+      all.append(static_cast<const char*>(data), size);
+    };
+    const auto records = [&](const auto& array) { add(array.data(), array.bytes()); };
+    records(pool.blocks_);
+    records(pool.huge_);
+    records(pool.links_);
+    records(pool.block_nodes_);
+    records(pool.bounds_);
+    records(pool.worths_);
+    for (const auto& page_class : pool.classes_) {
+      for (const Counter* counter :
+           {&page_class.claimed, &page_class.idle, &page_class.live, &page_class.cached}) {
+        add(counter, sizeof(Counter));
+      }
+      for (const FullestFirst& clean : page_class.clean) {
+        for (std::uint32_t number = 0; number < page_class.ratio && page_class.ratio > 1;
+             ++number) {
+          const std::uint32_t front = clean.front(number);
+          add(&front, sizeof front);
+        }
+      }
+      for (const Rank& node : page_class.claimed_order.nodes) add(&node, sizeof node);
+      for (const Rank& node : page_class.idle_order.nodes) add(&node, sizeof node);
+      add(&page_class.claimed_order.root, sizeof(Rank));
+      add(&page_class.idle_order.root, sizeof(Rank));
+    }
+    for (const auto& leaf : pool.leaves_) {
+      for (const Counter* counter : {&leaf.live, &leaf.cached, &leaf.evicted}) {
+        add(counter, sizeof(Counter));
+      }
+    }
+    for (const Counter* counter : {&pool.empty_, &pool.claimed_, &pool.idle_, &pool.retyped_}) {
+      add(counter, sizeof(Counter));
+    }
+    add(&pool.first_empty_, sizeof pool.first_empty_);
+    add(&pool.clock_, sizeof pool.clock_);
+    return all;
+  }
+
+  /// What the slow pool cannot know once a transaction was undone: which idle huge blocks it
+  /// claimed.
+  static int fate(const BlockPool& pool, std::uint32_t huge) { return pool.huge_[huge].fate; }
+
+  // Break a pool on purpose.
+  static void miscount_live(BlockPool& pool, std::uint32_t leaf) { ++pool.leaves_[leaf].live; }
+  static void miscount_huge(BlockPool& pool, std::uint32_t huge) { ++pool.huge_[huge].cached; }
+};
+
+}  // namespace kvleaf
