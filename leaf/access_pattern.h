@@ -44,7 +44,7 @@ class AccessPattern {
   using TailBegin = std::function<std::uint32_t(std::uint32_t n)>;
   struct Custom {
     std::uint32_t head = 0;
-    TailBegin tail_begin;
+    TailBegin tail_begin = {};
     std::uint32_t ahead = 0;  // 1: entry i is computed from token i + 1 as well
   };
 

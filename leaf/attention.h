@@ -31,11 +31,10 @@ struct AttentionOptions {
   std::uint32_t layers = 0;
   std::uint32_t kv_heads = 0;
   std::uint32_t head_dim = 0;
-  std::optional<std::uint32_t>
-      value_head_dim;  // none: head_dim; 0: no values are stored (V equals K)
+  std::optional<std::uint32_t> value_head_dim = {};  // none: head_dim; 0: V is K
   DType dtype = DType::bfloat16;
-  std::uint32_t tokens_per_page = 0;            // required: a page's bytes follow from it
-  std::optional<std::uint32_t> slots_per_page;  // none: one entry per token; must divide the page
+  std::uint32_t tokens_per_page = 0;                 // required: a page's bytes follow from it
+  std::optional<std::uint32_t> slots_per_page = {};  // none: one per token; must divide the page
   TableFormat table = TableFormat::dense;
 };
 
@@ -78,7 +77,7 @@ struct LatentOptions {
   std::uint32_t width = 0;  // elements per token and layer: latent + rope, or an indexer key
   DType dtype = DType::bfloat16;
   std::uint32_t tokens_per_page = 0;  // required
-  std::optional<std::uint32_t> slots_per_page;
+  std::optional<std::uint32_t> slots_per_page = {};
   TableFormat table = TableFormat::dense;
 };
 

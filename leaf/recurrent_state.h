@@ -38,7 +38,7 @@ struct StateOptions {
   std::uint32_t rollback = 0;  // live states kept beside the first, for draft tokens
   bool in_chunk = false;       // the kernel emits states at boundaries inside a chunk
   StateTable table = StateTable::blocks;
-  std::optional<std::uint32_t> tokens_per_page;  // distance of boundaries; none: page_tokens
+  std::optional<std::uint32_t> tokens_per_page = {};  // distance of boundaries; none: page_tokens
   std::string group = "state";
 };
 

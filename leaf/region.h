@@ -46,8 +46,8 @@ struct BoundRows {
 class KVLeafRegion {
  public:
   struct Options {
-    std::optional<std::uint64_t> stride_alignment;  // none: packed, the stride is bytes_per_page
-    std::optional<std::uint32_t> tokens_per_page;   // none: the cache's page_tokens
+    std::optional<std::uint64_t> stride_alignment = {};  // none: packed, no padding at all
+    std::optional<std::uint32_t> tokens_per_page = {};   // none: the cache's page_tokens
   };
 
   /// Throws InvalidArgument, naming the leaf, for an empty id or for zero bytes, alignment or

@@ -87,14 +87,14 @@ struct RowDelta {
   bool new_owner = false;
   bool padding = false;  // a dummy row: null everywhere, length 1, writes nowhere; rest is ignored
   std::uint32_t first_changed_slot = 0;  // slots before it hold what they held
-  std::span<const BlockId> blocks;  // slots first_changed_slot … end of the row; null where 0
+  std::span<const BlockId> blocks = {};  // slots first_changed_slot … end of the row; null where 0
   std::uint32_t computed = 0;    // tokens computed before this step; an encoder's leaf: its tokens
   std::uint32_t new_tokens = 0;  // tokens this step computes; an encoder's leaf: 0
   BlockId read_block = null_block;   // states: the block this step reads its state from
   BlockId write_block = null_block;  // states: the block it writes to; equal when in place
   /// States emitted inside a step: the blocks that receive the state at each page boundary that the
   /// step reaches before its end, in order; null where none is wanted. May be cut short.
-  std::span<const BlockId> boundary_blocks;
+  std::span<const BlockId> boundary_blocks = {};
   /// What the leaf remembers of this row of these arrays from write to write: columns that may be
   /// nonzero, counted over the widest row. Who calls keeps one word per leaf and row, 0 when the
   /// arrays are zeroed, all ones after write_staged_inputs, and never looks at it. Without one, a
