@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "numbers.h"
+#include "table.h"
 
 namespace kvleaf::cli {
 namespace {
@@ -56,6 +57,12 @@ std::string name_of(const std::string& file) {
   return std::filesystem::path(file).filename().string();
 }
 
+/// A replay moves no numbers through the model, so it may go past the model's own positions.
+std::string beyond_model(const ReplaySubject& subject) {
+  if (subject.model_max_len.value_or(subject.max_len) >= subject.max_len) return "";
+  return fmt::format(" (the model is made for {})", grouped(*subject.model_max_len));
+}
+
 std::string shape_of(const ReplaySubject& subject) {
   return subject.block_tokens == 0 ? "lengths only, nothing shared"
                                    : fmt::format("ids of {} tokens", subject.block_tokens);
@@ -74,39 +81,26 @@ std::string verified(const VerifyStats& stats) {
   return text;
 }
 
-/// Columns as wide as their widest cell: the first one to the left, the others to the right.
-std::string table(const std::vector<std::vector<std::string>>& rows, std::string_view indent) {
-  std::vector<std::size_t> widths(rows.front().size(), 0);
-  for (const auto& row : rows) {
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
-  std::string text;
-  for (const auto& row : rows) {
-    text += indent;
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      text += i == 0 ? fmt::format("{:<{}}", row[i], widths[i])
-                     : fmt::format("  {:>{}}", row[i], widths[i]);
-    }
-    text += '\n';
-  }
-  return text;
-}
-
 std::string leaf_table(const Replay& replay) {
-  std::vector<std::vector<std::string>> rows = {
-      {"bytes: peak (mean)", "live", "cached", "clean", "padding", "blocks", "lost tokens"}};
+  Table table({{"bytes: peak (mean)", Table::Align::left},
+               {"live"},
+               {"cached"},
+               {"clean"},
+               {"padding"},
+               {"blocks"},
+               {"lost tokens"}});
   for (const LeafReport& leaf : replay.leaves) {
-    std::vector<std::string> row = {leaf.id};
+    std::vector<std::string> cells = {leaf.id};
     for (const auto figure :
          {&LeafBytes::live, &LeafBytes::cached, &LeafBytes::clean, &LeafBytes::padding}) {
-      row.push_back(
+      cells.push_back(
           fmt::format("{} ({})", in_bytes(leaf.peak.*figure), in_bytes(leaf.mean.*figure)));
     }
-    row.push_back(grouped(leaf.blocks));
-    row.push_back(grouped(leaf.lost_tokens));
-    rows.push_back(std::move(row));
+    cells.push_back(grouped(leaf.blocks));
+    cells.push_back(grouped(leaf.lost_tokens));
+    table.row(std::move(cells));
   }
-  return table(rows, "  ");
+  return table.text();
 }
 
 }  // namespace
@@ -173,7 +167,7 @@ json to_json(const Replay& replay, const ReplaySubject& subject) {
 std::string to_text(const Replay& replay, const ReplaySubject& subject) {
   std::string text;
   const auto line = [&](std::string_view name, const std::string& what) {
-    fmt::format_to(std::back_inserter(text), "  {:<15} {}\n", name, what);
+    fmt::format_to(std::back_inserter(text), "{:<12} {}\n", name, what);
   };
   fmt::format_to(std::back_inserter(text), "{} over {} ({})\n", name_of(subject.trace),
                  name_of(subject.model), subject.model_type);
@@ -184,11 +178,11 @@ std::string to_text(const Replay& replay, const ReplaySubject& subject) {
                                               : fmt::format("; {} empty prompts left out",
                                                             grouped(subject.empty_prompts))));
   line("served with",
-       fmt::format("{}, pages of {} tokens, max_len {}, at most {} live, steps of {} "
+       fmt::format("{}, pages of {} tokens, max_len {}{}, at most {} live, steps of {} "
                    "tokens, retention {}, eviction by {}",
                    in_bytes(static_cast<double>(subject.budget_bytes)), subject.page_tokens,
-                   grouped(subject.max_len), subject.max_live, grouped(subject.max_step_tokens),
-                   subject.retention, subject.eviction));
+                   grouped(subject.max_len), beyond_model(subject), subject.max_live,
+                   grouped(subject.max_step_tokens), subject.retention, subject.eviction));
   line("reused", fmt::format("{:.2f} % ({} tokens); lost to: {}", replay.hit_pct(),
                              grouped(replay.hit_tokens), lost_by_group(replay)));
   line("refused", fmt::format("{} requests, {} answers; {} preemptions", grouped(replay.refused),
@@ -201,7 +195,7 @@ std::string to_text(const Replay& replay, const ReplaySubject& subject) {
                              in_bytes(replay.peak_bytes), in_bytes(replay.mean_bytes),
                              grouped(subject.huge_blocks),
                              in_bytes(static_cast<double>(subject.huge_bytes))));
-  text += leaf_table(replay);
+  text += '\n' + leaf_table(replay) + '\n';
   line("steps", fmt::format("{}; plan and settle: median {:.1f} µs, p99 {:.1f} µs, max {:.1f} µs",
                             grouped(replay.step_us.size()), replay.step_quantile(0.5),
                             replay.step_quantile(0.99), replay.step_quantile(1)));

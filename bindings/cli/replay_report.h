@@ -19,6 +19,7 @@ struct ReplaySubject {
   std::uint64_t budget_bytes = 0;
   std::uint32_t page_tokens = 0;
   std::uint32_t max_len = 0;
+  std::optional<std::uint32_t> model_max_len;  // positions the model was made for
   std::uint32_t max_live = 0;
   std::uint32_t max_step_tokens = 0;
   std::string retention;
