@@ -150,6 +150,7 @@ class BlockManager {
 
  private:
   friend class StepPlanner;
+  friend struct BlockManagerTestAccess;  // looks inside; defined by tests
   class Impl;
   std::unique_ptr<Impl> impl_;
 };
