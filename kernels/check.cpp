@@ -19,6 +19,7 @@ void check_slots(std::span<const std::int64_t> slots, std::uint32_t slots_per_pa
 }
 
 void check_rows(const RowPages& pages) {
+  if (pages.slots == 0) throw KernelError("a page has no slots");
   if (pages.offset + pages.slots * pages.row_bytes <= pages.page_stride) return;
   throw KernelError(std::to_string(pages.slots) + " rows of " + std::to_string(pages.row_bytes) +
                     " bytes from byte " + std::to_string(pages.offset) +

@@ -1,8 +1,5 @@
 #include "kvleaf/kernels/convert.h"
 
-#include <algorithm>
-#include <type_traits>
-
 #if defined(__x86_64__) && defined(__GNUC__)
 #define KVLEAF_HAS_AVX2 1
 #define KVLEAF_AVX2 __attribute__((target("avx2")))
@@ -123,21 +120,12 @@ LargestOfRow largest_of_row(Number from, Instructions instructions) noexcept {
 }
 
 float scale_for(float largest, Number to, Number scale_number) noexcept {
-  if (largest == 0) return 1.0f;
-  return with_number(scale_number, [&](auto tag) {
-    using Scale = typename decltype(tag)::type;
-    const float ideal = largest / largest_of(to);
-    if (ideal >= NumberTraits<Scale>::largest) return NumberTraits<Scale>::largest;
-    if constexpr (std::is_same_v<Scale, F16> || std::is_same_v<Scale, BF16>) {
-      Scale stored = from_float<Scale>(ideal);
-      // Codes of positive numbers follow one another, and the first above zero serves what is too
-      // small for the type.
-      if (to_float(stored) < ideal || stored.bits == 0) ++stored.bits;
-      return to_float(stored);
-    } else {
-      return std::max(ideal, 0x1p-126f);
-    }
-  });
+  const float range = largest_of(to);
+  switch (scale_number) {
+    case Number::float16: return to_float(scale_for<F16>(largest, range));
+    case Number::bfloat16: return to_float(scale_for<BF16>(largest, range));
+    default: return scale_for<float>(largest, range);
+  }
 }
 
 float load_number(Number number, const void* at) noexcept {

@@ -30,9 +30,7 @@ ConvertRow dequantiser(Number from, Number to,
 using LargestOfRow = float (*)(const void* from, std::size_t count) noexcept;
 LargestOfRow largest_of_row(Number from, Instructions instructions = best_instructions()) noexcept;
 
-/// The scale with which a row whose largest finite magnitude is `largest` fills the range of `to`,
-/// as stored in `scale_number`: rounded up, so that nothing finite saturates, and always finite and
-/// positive (1 for a row of zeros; the type's largest where even that does not reach).
+/// scale_for of number.h, for types known at run time: the scale as it is stored in `scale_number`.
 float scale_for(float largest, Number to, Number scale_number) noexcept;
 
 float load_number(Number number, const void* at) noexcept;

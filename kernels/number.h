@@ -57,14 +57,22 @@ struct E5M2 {
 static_assert(sizeof(F16) == 2 && sizeof(BF16) == 2 && sizeof(E4M3) == 1 && sizeof(E5M2) == 1);
 
 KVLEAF_HD std::uint32_t bits_of(float value) noexcept {
+#if defined(__CUDA_ARCH__)
+  return __float_as_uint(value);
+#else
   std::uint32_t bits;
   __builtin_memcpy(&bits, &value, sizeof bits);
   return bits;
+#endif
 }
 KVLEAF_HD float float_of(std::uint32_t bits) noexcept {
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(bits);
+#else
   float value;
   __builtin_memcpy(&value, &bits, sizeof value);
   return value;
+#endif
 }
 
 /// `yes` or `no` without a branch: with `?:` gcc moves float work into one arm, and then finds
@@ -233,6 +241,25 @@ struct NumberTraits<std::int8_t> {
   static constexpr Number number = Number::int8;
   static constexpr float largest = 127.0f;
 };
+
+/// The scale with which values of at most `largest` fill the range of a type whose largest is
+/// `range`: rounded up, so that nothing finite saturates, and always finite and positive (1 for
+/// zeros; the Scale's largest where even that does not reach). Scale: float, F16 or BF16.
+template <class Scale>
+KVLEAF_HD Scale scale_for(float largest, float range) noexcept {
+  if (largest == 0) return from_float<Scale>(1.0f);
+  const float ideal = largest / range;
+  if (ideal >= NumberTraits<Scale>::largest) return from_float<Scale>(NumberTraits<Scale>::largest);
+  if constexpr (sizeof(Scale) == sizeof(float)) {
+    return ideal > power_of_two(-126) ? ideal : power_of_two(-126);
+  } else {
+    // Codes of positive numbers follow one another, and the first above zero serves what is too
+    // small for the type.
+    Scale stored = from_float<Scale>(ideal);
+    if (to_float(stored) < ideal || stored.bits == 0) ++stored.bits;
+    return stored;
+  }
+}
 
 /// Stands for a type in a call of `with_number`.
 template <class T>
