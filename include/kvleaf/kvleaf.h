@@ -1,5 +1,5 @@
 // kvleaf: the caches of hybrid language models. This header brings all layers; each has its own front
-// header for those who embed one layer only, and a layer sees nothing of those below it in this list:
+// header for those who embed one layer only, and sees nothing of those after it in this list:
 //
 //   leaf     what a leaf is, and the leaf kinds
 //   pool     one pool of bytes for all leaves: geometry, blocks, eviction, audit
@@ -8,5 +8,8 @@
 //   kernels  the loops over bytes; plain data in, beside the ladder
 #pragma once
 
-#include "kvleaf/leaf/leaf.h"  // IWYU pragma: export
-#include "kvleaf/pool/pool.h"  // IWYU pragma: export
+#include "kvleaf/cache/cache.h"      // IWYU pragma: export
+#include "kvleaf/group/group.h"      // IWYU pragma: export
+#include "kvleaf/kernels/kernels.h"  // IWYU pragma: export
+#include "kvleaf/leaf/leaf.h"        // IWYU pragma: export
+#include "kvleaf/pool/pool.h"        // IWYU pragma: export
