@@ -9,6 +9,7 @@
 //   tables        table.h      deltas of staged tables
 //   attention     attention.h  a plain reference over pages, for every kind of attention leaf
 //   states        state.h      plain reference steps of recurrent layers: gated delta rule, Mamba-2
+//   on a device   cuda.h       the same calls with a stream, where the library was built with CUDA
 //
 // A page of attention: each layer's keys, then its values, then what the stride leaves unused.
 //

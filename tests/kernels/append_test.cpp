@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <string>
 
 #include "kernels/machine.h"
@@ -261,6 +262,116 @@ TEST_CASE(
         CHECK(untouched(leaf.scale_bytes, leaf.scale_stride, 0));
         CHECK(untouched(leaf.scale_bytes, leaf.scale_stride, 3));
         CHECK(!untouched(leaf.scale_bytes, leaf.scale_stride, 5));
+      }
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE(
+    "entries of every pair of types are written and read bit by bit as a slow model says", Machine,
+    KVLEAF_MACHINES) {
+  if (skipped<Machine>()) return;
+  Random random(16);
+  std::normal_distribution<float> normal;
+  const Number wide[] = {Number::float32, Number::float16, Number::bfloat16};
+  const Number all[] = {Number::float32,     Number::float16,     Number::bfloat16,
+                        Number::float8_e4m3, Number::float8_e5m2, Number::int8};
+  for (const Number outside : wide) {
+    for (const Number inside : all) {
+      for (const bool scaled : {false, true}) {
+        if (size_of(inside) == 1 ? inside == Number::int8 && !scaled : scaled) continue;
+        CAPTURE(name_of(outside));
+        CAPTURE(name_of(inside));
+        CAPTURE(scaled);
+        const Number scale_number = wide[draw(random, 0, 2)];
+        KVLayout layout{.layers = 2,
+                        .slots = 3,
+                        .kv_heads = 2,
+                        .key_dim = 40,
+                        .value_dim = 0,
+                        .element_bytes = size_of(inside)};
+        layout.value_dim = draw(random, 0, 1) == 0 ? 0 : 80;
+        constexpr std::uint32_t blocks = 5, granularity = 20;
+        const KVLayout scale_layout = scales_layout(layout, granularity, size_of(scale_number));
+        const std::uint64_t stride = layout.page_bytes() + 8;
+        const std::uint64_t scale_stride = scale_layout.page_bytes();
+        const Bytes before = random_bytes(random, (blocks + 1) * stride);
+        const Bytes scales_before = random_bytes(random, (blocks + 1) * scale_stride);
+        const auto slots = random_slots(random, 3, blocks, 11);
+        // Another order of the same slots, padded in the same places.
+        std::vector<std::int64_t> scale_slots = slots, used;
+        std::ranges::copy_if(slots, std::back_inserter(used), [](auto slot) { return slot != -1; });
+        std::shuffle(used.begin(), used.end(), random);
+        for (std::int64_t& slot : scale_slots) {
+          if (slot == -1) continue;
+          slot = used.back();
+          used.pop_back();
+        }
+        const std::uint32_t row = 2 * 40, value_row = 2 * layout.value_dim;
+        Bytes keys(slots.size() * row * size_of(outside)),
+            values(slots.size() * value_row * size_of(outside));
+        for (Bytes* entries : {&keys, &values}) {
+          for (std::size_t i = 0; i < entries->size(); i += size_of(outside)) {
+            store_number(outside, &(*entries)[i],
+                         draw(random, 0, 30) == 0 ? INFINITY : normal(random));
+          }
+        }
+
+        // The model: element by element.
+        Bytes expected = before, scales_expected = scales_before;
+        Bytes keys_back(keys.size()), values_back(values.size());
+        for (std::size_t token = 0; token < slots.size(); ++token) {
+          if (slots[token] == -1) continue;
+          const auto block = static_cast<std::uint64_t>(slots[token] / 3);
+          const auto slot = static_cast<std::uint32_t>(slots[token] % 3);
+          const auto scale_block = static_cast<std::uint64_t>(scale_slots[token] / 3);
+          const auto scale_slot = static_cast<std::uint32_t>(scale_slots[token] % 3);
+          for (const bool is_key : {true, false}) {
+            const std::uint32_t elements = is_key ? row : value_row;
+            const Bytes& from = is_key ? keys : values;
+            Bytes& back = is_key ? keys_back : values_back;
+            const std::uint64_t at = block * stride + (is_key ? layout.key_offset(1, slot)
+                                                              : layout.value_offset(1, slot));
+            const std::uint64_t scale_at =
+                scale_block * scale_stride + (is_key ? scale_layout.key_offset(1, scale_slot)
+                                                     : scale_layout.value_offset(1, scale_slot));
+            const auto number = [&](std::uint32_t i) {
+              return load_number(outside, &from[(token * elements + i) * size_of(outside)]);
+            };
+            float scale = 1;
+            for (std::uint32_t i = 0; i < elements; ++i) {
+              if (scaled && i % granularity == 0) {
+                float largest = 0;
+                for (std::uint32_t j = i; j < i + granularity; ++j) {
+                  if (std::isfinite(number(j))) largest = std::max(largest, std::fabs(number(j)));
+                }
+                scale = scale_for(largest, inside, scale_number);
+                store_number(scale_number,
+                             &scales_expected[scale_at + i / granularity * size_of(scale_number)],
+                             scale);
+              }
+              std::byte* stored = &expected[at + i * size_of(inside)];
+              store_number(inside, stored, number(i) / scale);
+              store_number(outside, &back[(token * elements + i) * size_of(outside)],
+                           load_number(inside, stored) * scale);
+            }
+          }
+        }
+
+        typename Machine::Buffer arena(before), scale_arena(scales_before), new_keys(keys),
+            new_values(values);
+        const KVPages pages{arena.data(), stride, blocks, layout, inside};
+        const ScalePages scales{
+            {scale_arena.data(), scale_stride, blocks, scale_layout, scale_number},
+            granularity,
+            scale_slots};
+        const ScalePages* with = scaled ? &scales : nullptr;
+        Machine::append_kv({new_keys.data(), new_values.data(), outside}, slots, pages, 1, with);
+        REQUIRE(arena.download() == expected);
+        REQUIRE(scale_arena.download() == (scaled ? scales_expected : scales_before));
+        Machine::gather_kv(pages, 1, slots, {new_keys.data(), new_values.data(), outside}, with);
+        REQUIRE(new_keys.download() == keys_back);
+        REQUIRE(new_values.download() == values_back);
       }
     }
   }
