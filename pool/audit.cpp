@@ -60,8 +60,9 @@ void BlockPool::audit_huge_block(std::uint32_t huge) const {
   Rank least;
   for (std::uint32_t index = 0; index < max_ratio_; ++index) {
     const Block& block = blocks[index];
-    KVLEAF_AUDIT((block.flags & ~(Block::committed | Block::timed)) == 0,
-                 "huge block {}: block {} is in no batch", huge, index);
+    KVLEAF_AUDIT((block.flags & ~(Block::committed | Block::timed)) == 0 &&
+                     (block.flags == 0 || block.is(Block::committed)),
+                 "huge block {}: flags {} of block {}", huge, block.flags, index);
     if (block.clean()) continue;
     KVLEAF_AUDIT(index < ratio, "huge block {}: block {} is clean, past ratio {}", huge, index,
                  ratio);
@@ -110,15 +111,13 @@ void BlockPool::audit_huge_block(std::uint32_t huge) const {
 
 void BlockPool::audit_page_class(std::uint32_t number) const {
   const PageClass& page_class = classes_[number];
-  std::uint64_t claimed = 0, idle = 0, live = 0, cached = 0;
+  std::uint64_t claimed = 0, idle = 0;
   std::uint64_t listed[clean_kinds] = {};  // huge blocks that have to be in the lists
   for (std::uint32_t huge = 0; huge < huge_.size(); ++huge) {
     const HugeBlock& record = huge_[huge];
     if (record.state() == HugeState::empty || record.owner != number) continue;
     const bool is_idle = record.state() == HugeState::idle;
     (is_idle ? idle : claimed) += 1;
-    live += record.live;
-    cached += record.cached;
     if (clean_in(page_class, record) != 0) ++listed[is_idle ? idle_kind : record.fate];
   }
   KVLEAF_AUDIT(page_class.claimed.get() == claimed,
@@ -126,28 +125,33 @@ void BlockPool::audit_page_class(std::uint32_t number) const {
                claimed);
   KVLEAF_AUDIT(page_class.idle.get() == idle, "class {}: idle huge blocks: {} = {} counted", number,
                page_class.idle.get(), idle);
-  KVLEAF_AUDIT(page_class.live.get() == live, "class {}: live blocks: {} = {} counted", number,
-               page_class.live.get(), live);
-  KVLEAF_AUDIT(page_class.cached.get() == cached, "class {}: cached blocks: {} = {} counted",
-               number, page_class.cached.get(), cached);
 
   for (std::uint32_t kind = 0; page_class.ratio > 1 && kind < clean_kinds; ++kind) {
     const FullestFirst& list = page_class.clean[kind];
+    const auto belongs = [&](std::uint32_t huge) {
+      const HugeBlock& record = huge_[huge];
+      return record.state() != HugeState::empty && record.owner == number &&
+             (record.state() == HugeState::idle ? idle_kind : record.fate) == kind &&
+             clean_in(page_class, record) != 0;
+    };
     std::uint64_t members = 0;
-    for (std::uint32_t clean = 0; clean < page_class.ratio; ++clean) {
+    if (list.current() != FullestFirst::none) {
+      KVLEAF_AUDIT(belongs(list.current()) && huge_[list.current()].listed == 0,
+                   "class {}: huge block {} is the current one of kind {}", number, list.current(),
+                   kind);
+      ++members;
+    }
+    for (std::uint32_t index = 0; index < list.lists(); ++index) {
       std::uint32_t previous = FullestFirst::none;
-      KVLEAF_AUDIT(list.occupied().contains(clean) == (list.front(clean) != FullestFirst::none),
-                   "class {}: the set of lists of kind {} holds {} if the list has members", number,
-                   kind, clean);
-      for (std::uint32_t huge = list.front(clean); huge != FullestFirst::none;
+      KVLEAF_AUDIT(list.occupied().contains(index) == (list.front(index) != FullestFirst::none),
+                   "class {}: the set of lists of kind {} holds {} if that list has members",
+                   number, kind, index);
+      for (std::uint32_t huge = list.front(index); huge != FullestFirst::none;
            huge = links_[huge].next) {
-        const HugeBlock& record = huge_[huge];
-        const bool belongs =
-            record.state() != HugeState::empty && record.owner == number &&
-            (record.state() == HugeState::idle ? idle_kind : record.fate) == kind &&
-            clean_in(page_class, record) == clean && links_[huge].previous == previous;
-        KVLEAF_AUDIT(belongs, "class {}: huge block {} is in list {} of kind {}", number, huge,
-                     clean, kind);
+        KVLEAF_AUDIT(belongs(huge) && huge_[huge].listed == index &&
+                         clean_in(page_class, huge_[huge]) >= index &&
+                         links_[huge].previous == previous,
+                     "class {}: huge block {} is in list {} of kind {}", number, huge, index, kind);
         previous = huge;
         ++members;
       }
@@ -197,8 +201,6 @@ void BlockPool::audit_sums() const {
     }
   }
   KVLEAF_AUDIT(empty_.get() == empty, "empty huge blocks: {} = {} counted", empty_.get(), empty);
-  KVLEAF_AUDIT(claimed_.get() == claimed, "claimed huge blocks: {} = {} counted", claimed_.get(),
-               claimed);
   KVLEAF_AUDIT(idle_.get() == idle, "idle huge blocks: {} = {} counted", idle_.get(), idle);
   KVLEAF_AUDIT(huge_blocks() + absent == huge_.size(),
                "empty {} + claimed {} + idle {} + out of service {} = huge blocks {}", empty,
@@ -244,7 +246,7 @@ void BlockPool::audit() const {
 PoolStats BlockPool::stats() const {
   PoolStats stats;
   stats.empty = empty_.get();
-  stats.claimed = claimed_.get();
+  for (const PageClass& page_class : classes_) stats.claimed += page_class.claimed.get();
   stats.idle = idle_.get();
   stats.huge_blocks = stats.empty + stats.claimed + stats.idle;
   stats.retyped = retyped_.get();
@@ -258,7 +260,10 @@ PoolStats BlockPool::stats() const {
     figures.cached = leaf.cached.get();
     const std::uint64_t owned =
         (page_class.claimed.get() + page_class.idle.get()) * page_class.ratio;
-    const std::uint64_t used = page_class.live.get() + page_class.cached.get();
+    std::uint64_t used = 0;
+    for (const std::uint16_t other : page_class.leaves) {
+      used += leaves_[other].live.get() + leaves_[other].cached.get();
+    }
     figures.clean = owned - std::min(owned, used);  // another thread may read between two changes
     figures.padding_bytes =
         (figures.live + figures.cached) * (geometry_of.page_stride - geometry_of.bytes_per_page);

@@ -54,7 +54,6 @@ BlockPool::BlockPool(Geometry geometry, PoolOptions options)
     page_class.divider = RatioDivider(page_class.ratio);
     page_class.idle_order = TreeNodes<Rank>(huge_shape_);
     if (page_class.ratio == 1) continue;
-    for (FullestFirst& clean : page_class.clean) clean = FullestFirst(page_class.ratio);
     page_class.claimed_order = TreeNodes<Rank>(huge_shape_);
     page_class.worth_order = TreeNodes<Worth>(huge_shape_);
   }
@@ -63,6 +62,13 @@ BlockPool::BlockPool(Geometry geometry, PoolOptions options)
   blocks_ = Records<Block>(records);
   huge_ = Records<HugeBlock>(huge_blocks);
   if (max_ratio_ > 1) links_ = Records<CleanLink>(huge_blocks);
+  for (PageClass& page_class : classes_) {
+    for (FullestFirst& clean : page_class.clean) {
+      if (page_class.ratio > 1) {
+        clean = FullestFirst(page_class.ratio, huge_.data(), links_.data());
+      }
+    }
+  }
   if (max_ratio_ > small_ratio) {
     block_shape_ = TreeShape(max_ratio_);
     block_nodes_ = Records<Rank>(std::uint64_t{huge_blocks} * block_shape_.nodes());
@@ -141,6 +147,12 @@ BlockPool::Place BlockPool::committed_place(const char* call, const LeafState& s
 
 // ---- drawing -----------------------------------------------------------------------------------
 
+std::uint64_t BlockPool::free_blocks(const PageClass& page_class) const noexcept {
+  std::uint64_t live = 0;
+  for (const std::uint16_t leaf : page_class.leaves) live += leaves_[leaf].live.get();
+  return page_class.claimed.get() * page_class.ratio - live;
+}
+
 /// The rule for {leaf: blocks}, and what drawing them may spend.
 inline bool BlockPool::allow(LeafId leaf, std::uint64_t blocks,
                              Allowance& allowance) const noexcept {
@@ -148,10 +160,12 @@ inline bool BlockPool::allow(LeafId leaf, std::uint64_t blocks,
     return allow_standing(leaf, blocks, allowance);
   // Without floors and promises nobody but this leaf's class needs anything.
   const LeafState& state = leaves_[leaf.value()];
-  const PageClass& page_class = classes_[state.page_class];
   if (saturating_add(state.live.get(), blocks) > state.ceiling && blocks != 0) return false;
-  const std::uint64_t free = free_blocks(page_class);
   const std::uint64_t left = room();
+  allowance.slack = left;
+  if (blocks <= left) return true;  // a huge block for each: every draw may spend
+  const PageClass& page_class = classes_[state.page_class];
+  const std::uint64_t free = free_blocks(page_class);
   allowance.needed = blocks <= free ? 0 : page_class.divider.round_up(blocks - free);
   allowance.slack = left - allowance.needed;
   return allowance.needed <= left;
@@ -159,8 +173,18 @@ inline bool BlockPool::allow(LeafId leaf, std::uint64_t blocks,
 
 std::optional<BlockId> BlockPool::allocate(LeafId leaf, Fate fate,
                                            std::optional<HugeBlockId> hint) {
+  require(Work::ready, "allocate");
+  LeafState& state = state_of(leaf);
+  Allowance allowance{0, 0};
+  if (!allow(leaf, 1, allowance)) return std::nullopt;
+  PageClass& page_class = classes_[state.page_class];
+  const Source source = clean_source(page_class, fate, hint, allowance);
   BlockId block = null_block;
-  if (!allocate_many(leaf, {&block, 1}, fate, hint)) return std::nullopt;
+  if (source.huge != FullestFirst::none) [[likely]] {
+    take_clean(leaf, source, {&block, 1});
+  } else {
+    evict(leaf, fate, allowance, {&block, 1});
+  }
   return block;
 }
 
@@ -181,9 +205,9 @@ void BlockPool::draw(LeafId leaf, Fate fate, std::optional<HugeBlockId> hint,
   PageClass& page_class = classes_[leaves_[leaf.value()].page_class];
   std::size_t drawn = 0;
   while (drawn < out.size()) {
-    const std::uint32_t huge = clean_source(page_class, fate, hint, allowance);
-    if (huge != FullestFirst::none) [[likely]] {
-      drawn += take_clean(leaf, huge, out.subspan(drawn));
+    const Source source = clean_source(page_class, fate, hint, allowance);
+    if (source.huge != FullestFirst::none) [[likely]] {
+      drawn += take_clean(leaf, source, out.subspan(drawn));
       continue;
     }
     try {
@@ -195,41 +219,39 @@ void BlockPool::draw(LeafId leaf, Fate fate, std::optional<HugeBlockId> hint,
   }
 }
 
-/// A huge block of this class with a clean block, claimed if need be, in the order of preference;
-/// none if there is nothing to take without evicting.
-inline std::uint32_t BlockPool::clean_source(PageClass& page_class, Fate fate,
-                                             std::optional<HugeBlockId> hint,
-                                             Allowance& allowance) noexcept {
+/// A huge block of this class with a clean block, claimed if need be, in the order of preference.
+inline BlockPool::Source BlockPool::clean_source(PageClass& page_class, Fate fate,
+                                                 std::optional<HugeBlockId> hint,
+                                                 Allowance& allowance) noexcept {
   const auto own_kind = static_cast<std::uint32_t>(fate);
-  const auto owner = static_cast<std::uint16_t>(&page_class - classes_.data());
+  FullestFirst* const own = &page_class.clean[own_kind];
   if (page_class.ratio > 1) {
     if (hint && hint->value() < huge_.size()) {
       const HugeBlock& hinted = huge_[hint->value()];
-      if (hinted.live != 0 && hinted.owner == owner && hinted.fate == own_kind &&
+      if (hinted.live != 0 && hinted.owner == number_of(page_class) && hinted.fate == own_kind &&
           clean_in(page_class, hinted) != 0) {
-        return hint->value();
+        return {hint->value(), own, true};
       }
     }
-    const std::uint32_t claimed = page_class.clean[own_kind].fullest();
-    if (claimed != FullestFirst::none) return claimed;
+    const std::uint32_t claimed = own->fullest();
+    if (claimed != FullestFirst::none) return {claimed, own, false};
   }
   if (empty_.get() != 0 && allowance.may_spend()) {
     allowance.spend();
-    return claim(page_class, fate);
+    return {claim(page_class, fate), own, false};
   }
-  if (page_class.ratio > 1) {
-    const std::uint32_t idle = page_class.clean[idle_kind].fullest();
-    if (idle != FullestFirst::none && allowance.may_spend()) {
-      allowance.spend();
-      huge_[idle].fate = static_cast<std::uint8_t>(fate);
-      return idle;
-    }
-    return page_class.clean[1 - own_kind].fullest();
+  if (page_class.ratio == 1) return {FullestFirst::none, own, false};
+  const std::uint32_t idle = page_class.clean[idle_kind].fullest();
+  if (idle != FullestFirst::none && allowance.may_spend()) {
+    allowance.spend();
+    leave_idle(page_class, idle);
+    ++page_class.claimed;
+    huge_[idle].fate = own_kind & 1;
+    return {idle, own, false};
   }
-  return FullestFirst::none;
+  FullestFirst* const other = &page_class.clean[1 - own_kind];
+  return {other->fullest(), other, false};
 }
-
-// ---- references --------------------------------------------------------------------------------
 
 /// Undoes the draw of these blocks, newest first.
 void BlockPool::give_back(LeafId leaf, std::span<const BlockId> blocks) noexcept {
@@ -240,6 +262,8 @@ void BlockPool::give_back(LeafId leaf, std::span<const BlockId> blocks) noexcept
     release(state, place);
   }
 }
+
+// ---- references --------------------------------------------------------------------------------
 
 void BlockPool::free(LeafId leaf, BlockId block) {
   require(Work::ready, "free");
@@ -257,32 +281,45 @@ void BlockPool::free(LeafId leaf, BlockId block) {
 void BlockPool::free_many(LeafId leaf, std::span<const BlockId> blocks) {
   require(Work::ready, "free");
   LeafState& state = state_of(leaf);
-  // First every reference, so that a refusal can be undone exactly; a block may be listed twice.
-  std::size_t done = 0;
-  for (; done < blocks.size(); ++done) {
-    if (blocks[done].value() - 1 >= state.blocks) [[unlikely]]
-      break;
-    Block& record = block_at(place_of(state, blocks[done]));
-    if (record.leaf != leaf.value() || !record.live()) [[unlikely]]
-      break;
-    if (--record.references == 0) record.flags |= Block::leaving;
-  }
-  if (done != blocks.size()) [[unlikely]] {
-    for (std::size_t index = done; index-- > 0;) {
-      Block& record = block_at(place_of(state, blocks[index]));
-      record.references += 1;
-      record.flags &= static_cast<std::uint16_t>(~Block::leaving);
-    }
-    refuse_block("free", leaf, blocks[done]);
-  }
   // Backwards: the next to draw them gets them in the order given here.
   for (std::size_t index = blocks.size(); index-- > 0;) {
-    const Place place = place_of(state, blocks[index]);
-    Block& record = block_at(place);
-    if (!record.is(Block::leaving)) continue;
-    record.flags &= static_cast<std::uint16_t>(~Block::leaving);
-    release(state, place);
+    const BlockId block = blocks[index];
+    if (block.value() - 1 < state.blocks) [[likely]] {
+      const Place place = place_of(state, block);
+      Block& record = block_at(place);
+      if (record.leaf == leaf.value() && record.live()) [[likely]] {
+        if (--record.references == 0) release(state, place);
+        continue;
+      }
+    }
+    for (std::size_t done = index + 1; done < blocks.size(); ++done) {
+      take_again(state, place_of(state, blocks[done]));
+    }
+    refuse_block("free", leaf, block);
   }
+}
+
+/// Undoes the return of one reference, last undone first.
+void BlockPool::take_again(LeafState& leaf, Place place) noexcept {
+  Block& block = block_at(place);
+  if (block.references++ != 0) return;
+  if (block.is(Block::committed)) return cached_to_live(leaf, place.huge, 1);
+  PageClass& page_class = classes_[leaf.page_class];
+  HugeBlock& huge = huge_[place.huge];
+  const HugeState before = huge.state();
+  if (before == HugeState::empty) {
+    claim(page_class, static_cast<Fate>(huge.fate));  // the one that became empty last
+  } else if (before == HugeState::idle) {
+    leave_idle(page_class, place.huge);
+    ++page_class.claimed;
+  }
+  if (page_class.ratio > 1) unlink_clean(place);
+  ++leaf.live;
+  ++huge.live;
+  if (page_class.ratio == 1) return;
+  FullestFirst& list = page_class.clean[huge.fate];
+  before == HugeState::claimed ? list.drew_from_hinted(place.huge) : list.drew_from(place.huge);
+  if (before == HugeState::idle) file_huge(page_class, place.huge);
 }
 
 }  // namespace kvleaf

@@ -209,20 +209,18 @@ class BlockPool {
   static constexpr std::uint32_t idle_kind = 2;
 
   struct PageClass {
-    RatioDivider divider;
     std::uint32_t ratio = 1;
-    std::vector<std::uint16_t> leaves;
     Counter claimed, idle;  // huge blocks
-    Counter live, cached;   // blocks
-    // Huge blocks with clean blocks. Without members where the ratio is 1: there, an owned huge
-    // block has none.
+    // Huge blocks with clean blocks, where the ratio is above 1: else an owned huge block has none.
     FullestFirst clean[clean_kinds];
     // Orders of eviction, over huge blocks: bounds of their least valuable cached block where they
-    // are claimed and where they are idle; bounds of the worth of idle ones. claimed_order is empty
-    // where the ratio is 1 (a claimed one has nothing cached), worth_order too (worth is that one
-    // block's value) and in a pool of a single class (nobody else could take it).
+    // are claimed and where they are idle; bounds of the worth of idle ones. Where the ratio is 1
+    // there is idle_order only: a claimed one has nothing cached, and worth is that one block's
+    // value.
     TreeNodes<Rank> claimed_order, idle_order;
     TreeNodes<Worth> worth_order;
+    RatioDivider divider;
+    std::vector<std::uint16_t> leaves;
   };
   struct LeafState {
     RatioDivider divider;
@@ -250,9 +248,7 @@ class BlockPool {
 
   // joint_demand.cpp
   std::uint64_t room() const noexcept { return empty_.get() + idle_.get(); }
-  std::uint64_t free_blocks(const PageClass& page_class) const noexcept {
-    return page_class.claimed.get() * page_class.ratio - page_class.live.get();
-  }
+  std::uint64_t free_blocks(const PageClass& page_class) const noexcept;
   template <class DemandOf>
   std::uint64_t huge_needed(const PageClass& page_class, DemandOf&& demand_of) const noexcept;
   template <class DemandOf, class Needed>
@@ -301,27 +297,42 @@ class BlockPool {
 
   void draw(LeafId leaf, Fate fate, std::optional<HugeBlockId> hint, std::span<BlockId> out,
             Allowance& allowance);
-  std::uint32_t clean_source(PageClass& page_class, Fate fate, std::optional<HugeBlockId> hint,
-                             Allowance& allowance) noexcept;
-  std::uint32_t claim(PageClass& page_class, Fate fate) noexcept;
-  std::uint32_t take_clean(LeafId leaf, std::uint32_t huge, std::span<BlockId> out) noexcept;
+  struct Source {
+    std::uint32_t huge;  // FullestFirst::none: evict
+    FullestFirst* list;  // that it is, or is to be, in; null where the ratio is 1
+    bool hinted;
+  };
+  Source clean_source(PageClass& page_class, Fate fate, std::optional<HugeBlockId> hint,
+                      Allowance& allowance) noexcept;
+  std::uint32_t take_clean(LeafId leaf, const Source& source, std::span<BlockId> out) noexcept;
+  void give_back(LeafId leaf, std::span<const BlockId> blocks) noexcept;
+  void take_again(LeafState& leaf, Place place) noexcept;
+
+  // transitions.h
+  std::uint16_t number_of(const PageClass& page_class) const noexcept {
+    return static_cast<std::uint16_t>(&page_class - classes_.data());
+  }
   std::uint32_t clean_in(const PageClass& page_class, const HugeBlock& huge) const noexcept {
     return page_class.ratio - huge.live - huge.cached;
   }
-  void become_clean(PageClass& page_class, Place place) noexcept;
-  void release(LeafState& leaf, Place place) noexcept;
-  void give_back(LeafId leaf, std::span<const BlockId> blocks) noexcept;
-  void change(PageClass& page_class, std::uint32_t huge, std::uint32_t live,
-              std::uint32_t cached) noexcept;
-  void change_state(PageClass& page_class, std::uint32_t huge, HugeState before,
-                    HugeState after) noexcept;
   std::uint32_t pop_empty() noexcept;
   void push_empty(std::uint32_t huge) noexcept;
+  std::uint32_t claim(PageClass& page_class, Fate fate) noexcept;
+  void leave_claimed(PageClass& page_class, std::uint32_t huge) noexcept;
+  void leave_idle(PageClass& page_class, std::uint32_t huge) noexcept;
+  void list_claimed(PageClass& page_class, std::uint32_t huge) noexcept;
+  void push_clean(PageClass& page_class, Place place) noexcept;
+  void live_to_clean(PageClass& page_class, Place place) noexcept;
+  void cached_to_clean(PageClass& page_class, Place place) noexcept;
+  void release(LeafState& leaf, Place place) noexcept;
+  void cached_to_live(LeafState& leaf, std::uint32_t huge, std::uint32_t count) noexcept;
+  void forget(Place place) noexcept;
+  void drop_commit(LeafState& leaf, Place place) noexcept;
+
+  // commits.cpp
   void set_value(LeafState& leaf, Place place, Value value) noexcept;
   void touch_value(LeafState& leaf, Place place, std::optional<Value> value) noexcept;
   void require_new_key(const char* call, LeafId leaf, BlockId block, PageKey key) const;
-  void forget(Place place) noexcept;
-  void drop_commit(LeafState& leaf, Place place) noexcept;
 
   // eviction.cpp
   struct Victim {
@@ -378,7 +389,7 @@ class BlockPool {
   Records<Rank> bounds_;       // [huge block]: at most the rank of its least valuable cached block
   Records<Rank> worths_;  // [huge block]: of its most valuable committed block, at least if unsure
 
-  Counter empty_, claimed_, idle_;  // huge blocks; with those out of service, all of huge_
+  Counter empty_, idle_;  // huge blocks
   Counter retyped_;
   std::uint32_t first_empty_ =
       fresh;               // last in, first out, linked through their first block's record

@@ -47,47 +47,39 @@ void BlockPool::touch_many(LeafId leaf, std::span<const BlockId> blocks,
                            std::optional<Value> value) {
   require(Work::ready, "touch");
   LeafState& state = state_of(leaf);
-  // First every reference, so that a refusal can be undone exactly.
-  std::size_t done = 0;
-  for (; done < blocks.size(); ++done) {
-    if (blocks[done].value() - 1 >= state.blocks) [[unlikely]]
-      break;
-    Block& record = block_at(place_of(state, blocks[done]));
-    if (record.leaf != leaf.value() || record.clean() || record.references == ~std::uint32_t{0}) {
-      break;
-    }
-    if (record.references++ == 0) record.flags |= Block::leaving;
-  }
-  if (done != blocks.size()) [[unlikely]] {
-    for (std::size_t index = done; index-- > 0;) {
-      Block& record = block_at(place_of(state, blocks[index]));
-      if (--record.references == 0) record.flags &= static_cast<std::uint16_t>(~Block::leaving);
-    }
-    refuse_block("touch", leaf, blocks[done]);
-  }
-  // Then what follows from them, once per run of newly live blocks in one huge block.
-  PageClass& page_class = classes_[state.page_class];
+  // Blocks that become live are counted once per run of them in one huge block.
   std::uint32_t huge = 0;
   std::uint32_t run = 0;
   const auto end_run = [&] {
-    if (run == 0) return;
-    state.live.add(run);
-    state.cached.add(-std::uint64_t{run});
-    change(page_class, huge, run, -run);
-    run = 0;
+    if (run != 0) cached_to_live(state, huge, std::exchange(run, 0));
   };
-  for (const BlockId block : blocks) {
-    const Place place = place_of(state, block);
-    Block& record = block_at(place);
-    if (record.is(Block::leaving)) {
-      record.flags &= static_cast<std::uint16_t>(~Block::leaving);
-      if (place.huge != huge) end_run();
-      huge = place.huge;
-      ++run;
+  bool valued = value.has_value();
+  for (std::size_t done = 0; done < blocks.size(); ++done) {
+    const BlockId block = blocks[done];
+    if (block.value() - 1 < state.blocks) [[likely]] {
+      const Place place = place_of(state, block);
+      Block& record = block_at(place);
+      if (record.leaf == leaf.value() && !record.clean() && record.references != ~std::uint32_t{0})
+          [[likely]] {
+        valued = valued || record.is(Block::timed);
+        if (record.references++ == 0) {
+          if (place.huge != huge) end_run();
+          huge = place.huge;
+          ++run;
+        }
+        continue;
+      }
     }
-    touch_value(state, place, value);
+    end_run();
+    while (done-- > 0) {
+      const Place place = place_of(state, blocks[done]);
+      if (--block_at(place).references == 0) release(state, place);
+    }
+    refuse_block("touch", leaf, block);
   }
   end_run();
+  if (!valued) return;
+  for (const BlockId block : blocks) touch_value(state, place_of(state, block), value);
 }
 
 std::uint32_t BlockPool::references(LeafId leaf, BlockId block) const {

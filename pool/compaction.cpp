@@ -16,37 +16,45 @@ std::vector<BlockMove> BlockPool::plan_compaction(LeafId leaf, std::uint64_t max
   const LeafState& state = state_of(leaf);
   const PageClass& page_class = classes_[state.page_class];
   if (page_class.ratio == 1) return {};
-  std::uint64_t least_bytes = ~std::uint64_t{0};
-  for (const std::uint16_t index : page_class.leaves) {
-    least_bytes = std::min(least_bytes, geometry_.leaves()[index].bytes_per_page);
+  // The claimed huge blocks that have clean blocks, the emptiest first: few moves is many clean.
+  std::vector<std::uint32_t> claimed;
+  for (const Fate fate : {Fate::cache, Fate::request}) {
+    const FullestFirst& list = page_class.clean[static_cast<std::uint32_t>(fate)];
+    if (list.current() != FullestFirst::none) claimed.push_back(list.current());
+    for (std::uint32_t number = 1; number < list.lists(); ++number) {
+      for (std::uint32_t huge = list.front(number); huge != FullestFirst::none;
+           huge = links_[huge].next) {
+        claimed.push_back(huge);
+      }
+    }
   }
+  const auto clean = [&](std::uint32_t huge) { return clean_in(page_class, huge_[huge]); };
+  std::sort(claimed.begin(), claimed.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return clean(a) != clean(b) ? clean(a) > clean(b) : a < b;
+  });
+  std::uint64_t room = 0;
+  for (const std::uint32_t huge : claimed) room += clean(huge);
+  // Whether the others have room does not depend on which one is emptied: its own clean blocks and
+  // those to be moved are always `ratio` together.
+  if (room < page_class.ratio) return {};
 
-  // Few moves is many clean blocks: from the emptiest claimed huge block on.
-  const auto bytes_held = [&](std::uint32_t huge) {
+  const auto fits = [&](std::uint32_t huge) {
     std::uint64_t bytes = 0;
     for (std::uint32_t index = 0; index < page_class.ratio; ++index) {
       const Block& block = blocks_of(huge)[index];
       if (!block.clean()) bytes += geometry_.leaves()[block.leaf].bytes_per_page;
     }
-    return bytes;
+    return bytes <= max_bytes;
   };
-  const auto emptiest = [&]() -> std::uint32_t {
-    for (std::uint32_t moves = 1; moves < page_class.ratio && moves <= max_bytes / least_bytes;
-         ++moves) {
-      for (const Fate fate : {Fate::cache, Fate::request}) {
-        const FullestFirst& claimed = page_class.clean[static_cast<std::uint32_t>(fate)];
-        for (std::uint32_t huge = claimed.front(page_class.ratio - moves);
-             huge != FullestFirst::none; huge = links_[huge].next) {
-          if (bytes_held(huge) <= max_bytes) return huge;
-        }
-      }
-    }
-    return FullestFirst::none;
-  };
-  const std::uint32_t source = emptiest();
-  if (source == FullestFirst::none) return {};
+  const auto chosen = std::find_if(claimed.begin(), claimed.end(), fits);
+  if (chosen == claimed.end()) return {};
+  const std::uint32_t source = *chosen;
+  claimed.erase(chosen);
 
   // Into the fullest others, first those of its own fate.
+  std::reverse(claimed.begin(), claimed.end());
+  std::stable_partition(claimed.begin(), claimed.end(),
+                        [&](std::uint32_t huge) { return huge_[huge].fate == huge_[source].fate; });
   std::vector<BlockMove> moves;
   for (std::uint32_t index = 0; index < page_class.ratio; ++index) {
     const Block& block = blocks_of(source)[index];
@@ -54,27 +62,15 @@ std::vector<BlockMove> BlockPool::plan_compaction(LeafId leaf, std::uint64_t max
     moves.push_back({LeafId(block.leaf), id_at(state, {source, index}), null_block});
   }
   std::size_t placed = 0;
-  const std::uint32_t own_fate = huge_[source].fate;
-  for (const std::uint32_t kind : {own_fate, 1 - own_fate}) {
-    const FullestFirst& claimed = page_class.clean[kind];
-    for (std::uint32_t clean = 1; clean < page_class.ratio && placed < moves.size(); ++clean) {
-      if (!claimed.occupied().contains(clean)) continue;
-      for (std::uint32_t huge = claimed.front(clean); huge != FullestFirst::none;
-           huge = links_[huge].next) {
-        if (huge == source) continue;
-        std::uint32_t next = links_[huge].first_clean;
-        for (std::uint32_t left = clean; left > 0 && placed < moves.size(); --left) {
-          const std::uint32_t index = next & ~fresh;
-          next = (next & fresh) != 0 ? next + 1
-                                     : static_cast<std::uint32_t>(blocks_of(huge)[index].key_low);
-          moves[placed++].dst = id_at(state, {huge, index});
-        }
-      }
+  for (const std::uint32_t huge : claimed) {
+    std::uint32_t next = links_[huge].first_clean;
+    for (std::uint32_t left = clean(huge); left > 0 && placed < moves.size(); --left) {
+      const std::uint32_t index = next & ~fresh;
+      next = (next & fresh) != 0 ? next + 1
+                                 : static_cast<std::uint32_t>(blocks_of(huge)[index].key_low);
+      moves[placed++].dst = id_at(state, {huge, index});
     }
   }
-  // Whether the others have room does not depend on which one is emptied: its own clean blocks and
-  // those to be moved are always `ratio` together.
-  if (placed < moves.size()) return {};
   return moves;
 }
 
@@ -132,11 +128,15 @@ void BlockPool::move(LeafId leaf, BlockId src, BlockId dst) {
     raise_worth(to.huge, target.value);
     doubt_worth(from.huge, target.value);
   }
-  const std::uint32_t live = target.live() ? 1 : 0;
-  if (live == 0) file_block(to, target.value);
-  change(page_class, to.huge, live, 1 - live);
-  become_clean(page_class, from);
-  change(page_class, from.huge, -live, live - 1);
+  HugeBlock& huge = huge_[to.huge];
+  const bool live = target.live();
+  ++(live ? huge.live : huge.cached);
+  page_class.clean[huge.fate].drew_from_hinted(to.huge);
+  if (!live) {
+    file_block(to, target.value);
+    file_huge(page_class, to.huge);
+  }
+  live ? live_to_clean(page_class, from) : cached_to_clean(page_class, from);
 }
 
 }  // namespace kvleaf

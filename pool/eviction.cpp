@@ -131,7 +131,9 @@ std::size_t BlockPool::evict(LeafId leaf, Fate fate, Allowance& allowance, std::
     drain(other.index);
     ++retyped_;
     allowance.spend();
-    return take_clean(leaf, claim(page_class, fate), out);
+    const std::uint32_t huge = claim(page_class, fate);
+    const Source source{huge, &page_class.clean[static_cast<std::uint32_t>(fate)], false};
+    return take_clean(leaf, source, out);
   }
   if (!own.rank.exists()) {
     poison("a draw that the joint rule accepted finds a clean block, a cached one or a huge block");
@@ -146,11 +148,15 @@ std::size_t BlockPool::evict(LeafId leaf, Fate fate, Allowance& allowance, std::
   block.leaf = static_cast<std::uint16_t>(leaf.value());
   ++state.live;
   HugeBlock& huge = huge_[own.place.huge];
-  if (huge.state() == HugeState::idle) {
+  const bool was_idle = huge.live == 0;
+  if (was_idle) {
     allowance.spend();
-    huge.fate = static_cast<std::uint8_t>(fate);
+    leave_idle(page_class, own.place.huge);
+    huge.fate = static_cast<std::uint16_t>(fate) & 1;
   }
-  change(page_class, own.place.huge, 1, -1u);
+  ++huge.live;
+  --huge.cached;
+  if (was_idle) list_claimed(page_class, own.place.huge);
   out[0] = id_at(state, own.place);
   try {
     tell(evicted.leaf, out[0], {evicted.key_high, evicted.key_low});

@@ -1,65 +1,129 @@
-// FullestFirst: the huge blocks of one page class and one kind that have clean blocks, the fullest
-// in front: an intrusive list per number of clean blocks, and the set of numbers whose list has
-// members.
+// FullestFirst: the huge blocks of one page class and one kind that have clean blocks, and which of
+// them is the fullest: a list for each number of clean blocks, and the set of lists with members.
+//
+// Nothing moves when a listed huge block gains a clean block: the number of its list is a lower
+// bound that is corrected when the search meets it. And the one last drawn from stays outside the
+// lists, as `current`, until it is used up or a fuller one appears. So most draws and returns touch
+// no list.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "kvleaf/pool/first_set.h"
+#include "kvleaf/pool/huge_block.h"
 
 namespace kvleaf {
 
 /// Of a huge block whose class has a ratio above 1.
 struct CleanLink {
   std::uint32_t first_clean;  // block of this huge block to be drawn next; see `fresh`
-  std::uint32_t previous;     // huge block with as many clean blocks, while it has any and is owned
+  std::uint32_t previous;     // in its list, while listed
   std::uint32_t next;
 };
 
 class FullestFirst {
  public:
   static constexpr std::uint32_t none = FirstSet::none;
+  /// Huge blocks with more clean blocks than this are all as good: fit for HugeBlock::listed.
+  static constexpr std::uint32_t most_listed = (1u << 14) - 1;
 
   FullestFirst() = default;
-  explicit FullestFirst(std::uint32_t ratio) : front_(ratio, none), occupied_(ratio) {}
+  /// A huge block has 1 … ratio-1 clean blocks while it is in here. The records are the pool's.
+  FullestFirst(std::uint32_t ratio, HugeBlock* huge, CleanLink* links)
+      : ratio_(ratio),
+        huge_(huge),
+        links_(links),
+        front_(std::min(ratio, most_listed + 1), none),
+        occupied_(std::min(ratio, most_listed + 1)) {}
 
-  void insert(CleanLink* links, std::uint32_t huge, std::uint32_t clean) noexcept {
-    const std::uint32_t next = front_[clean];
-    links[huge].previous = none;
-    links[huge].next = next;
-    front_[clean] = huge;
+  /// Its counts are up to date, and it has a clean block.
+  void insert(std::uint32_t huge) noexcept {
+    const std::uint32_t list = list_of(huge);
+    const std::uint32_t next = front_[list];
+    links_[huge].previous = none;
+    links_[huge].next = next;
+    huge_[huge].listed = static_cast<std::uint16_t>(list);
+    front_[list] = huge;
     if (next == none) {
-      occupied_.insert(clean);
+      occupied_.insert(list);
     } else {
-      links[next].previous = huge;
+      links_[next].previous = huge;
     }
   }
-  void erase(CleanLink* links, std::uint32_t huge, std::uint32_t clean) noexcept {
-    const std::uint32_t previous = links[huge].previous;
-    const std::uint32_t next = links[huge].next;
-    if (next != none) links[next].previous = previous;
-    if (previous != none) {
-      links[previous].next = next;
-    } else {
-      front_[clean] = next;
-      if (next == none) occupied_.erase(clean);
+  /// Takes it out if it is in here.
+  void remove(std::uint32_t huge) noexcept {
+    if (huge == current_) current_ = none;
+    if (huge_[huge].listed != 0) unlink(huge);
+  }
+  /// The one with the fewest clean blocks, or none.
+  std::uint32_t fullest() noexcept {
+    for (;;) {
+      const std::uint32_t list = occupied_.first();
+      if (current_ != none && list_of(current_) <= list) return current_;
+      if (list == none) return none;
+      const std::uint32_t huge = front_[list];
+      if (list_of(huge) == list) return huge;
+      unlink(huge);
+      insert(huge);
     }
   }
-  /// The huge block with the fewest clean blocks, or none.
-  std::uint32_t fullest() const noexcept {
-    const std::uint32_t clean = occupied_.first();
-    return clean == none ? none : front_[clean];
+  /// Clean blocks were drawn from the fullest, or from a huge block that is new in here. What is
+  /// left of it is the next to be drawn from.
+  void drew_from(std::uint32_t huge) noexcept {
+    const bool used_up = clean(huge) == 0;
+    if (huge == current_) {
+      if (used_up) current_ = none;
+      return;
+    }
+    if (huge_[huge].listed != 0) unlink(huge);
+    if (used_up) return;
+    if (current_ != none) insert(current_);
+    current_ = huge;
+  }
+  /// Clean blocks were drawn from any in here.
+  void drew_from_hinted(std::uint32_t huge) noexcept {
+    if (huge == current_ || clean(huge) == 0) return drew_from(huge);
+    if (list_of(huge) >= huge_[huge].listed) return;
+    unlink(huge);
+    insert(huge);
   }
 
-  // For those who look at more than the fullest, by number of clean blocks 1 … ratio-1:
+  // For those who look at all of them: the current one, and the members of lists 1 … lists()-1.
+  std::uint32_t current() const noexcept { return current_; }
+  std::uint32_t lists() const noexcept { return static_cast<std::uint32_t>(front_.size()); }
+  std::uint32_t front(std::uint32_t list) const noexcept { return front_[list]; }
   const FirstSet& occupied() const noexcept { return occupied_; }
-  std::uint32_t front(std::uint32_t clean) const noexcept { return front_[clean]; }
   std::uint64_t bytes() const noexcept { return front_.size() * 4 + occupied_.bytes(); }
 
  private:
-  std::vector<std::uint32_t> front_;  // [clean], none where no huge block has so many
-  FirstSet occupied_;                 // clean is in it exactly when front_[clean] is a huge block
+  std::uint32_t clean(std::uint32_t huge) const noexcept {
+    return ratio_ - huge_[huge].live - huge_[huge].cached;
+  }
+  std::uint32_t list_of(std::uint32_t huge) const noexcept {
+    return std::min(clean(huge), most_listed);
+  }
+  void unlink(std::uint32_t huge) noexcept {
+    const std::uint32_t previous = links_[huge].previous;
+    const std::uint32_t next = links_[huge].next;
+    const std::uint32_t list = huge_[huge].listed;
+    huge_[huge].listed = 0;
+    if (next != none) links_[next].previous = previous;
+    if (previous != none) {
+      links_[previous].next = next;
+      return;
+    }
+    front_[list] = next;
+    if (next == none) occupied_.erase(list);
+  }
+
+  std::uint32_t current_ = none;  // has clean blocks, and is in no list
+  std::uint32_t ratio_ = 1;
+  HugeBlock* huge_ = nullptr;
+  CleanLink* links_ = nullptr;
+  std::vector<std::uint32_t> front_;  // [list], none where it has no members
+  FirstSet occupied_;                 // a number is in it exactly when that list has members
 };
 
 }  // namespace kvleaf

@@ -15,7 +15,6 @@ struct alignas(32) Block {
   enum Flag : std::uint16_t {
     committed = 1,  // key and value mean something
     timed = 2,      // the value is the pool's own clock: a touch without a value renews it
-    leaving = 4,    // its last reference was returned, or its first taken, by the batch being done
   };
 
   std::uint64_t key_high;  // while committed
@@ -45,9 +44,10 @@ struct HugeBlock {
 
   std::uint32_t live;
   std::uint32_t cached;
-  std::uint16_t owner;  // page class, nobody, or absent; means something while not empty
-  std::uint8_t fate;    // of the block that claimed it
-  bool worth_unsure;    // the most valuable commit was lowered or dropped: recount before use
+  std::uint16_t owner;             // page class, nobody, or absent; means something while not empty
+  std::uint16_t fate : 1;          // of the block that claimed it
+  std::uint16_t worth_unsure : 1;  // the most valuable commit was lowered or dropped: recount
+  std::uint16_t listed : 14;       // number of the FullestFirst list it is in; 0: in none
 
   HugeState state() const noexcept {
     if (live != 0) return HugeState::claimed;

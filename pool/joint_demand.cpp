@@ -28,16 +28,17 @@ template <class DemandOf>
 std::uint64_t BlockPool::huge_needed(const PageClass& page_class,
                                      DemandOf&& demand_of) const noexcept {
   std::uint64_t demand = 0;
+  std::uint64_t live_in_class = 0;
   for (const std::uint16_t index : page_class.leaves) {
     const LeafState& leaf = leaves_[index];
     const std::uint64_t live = leaf.live.get();
     std::uint64_t wanted = demand_of(index);
     if (leaf.floor > live && leaf.floor - live > wanted) wanted = leaf.floor - live;
     demand = saturating_add(demand, saturating_add(wanted, leaf.promised));
+    live_in_class += live;
   }
-  const std::uint64_t free = free_blocks(page_class);
-  if (demand <= free) return 0;
-  return page_class.divider.round_up(demand - free);
+  const std::uint64_t free = page_class.claimed.get() * page_class.ratio - live_in_class;
+  return demand <= free ? 0 : page_class.divider.round_up(demand - free);
 }
 
 /// `needed(class, huge blocks)` is told each class's part.

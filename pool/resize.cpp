@@ -10,12 +10,15 @@
 namespace kvleaf {
 
 std::uint64_t BlockPool::huge_blocks() const noexcept {
-  return empty_.get() + claimed_.get() + idle_.get();
+  std::uint64_t claimed = 0;
+  for (const PageClass& page_class : classes_) claimed += page_class.claimed.get();
+  return claimed + room();
 }
 
 /// The list of empty huge blocks anew, the lowest first.
 void BlockPool::relink_empty() {
   first_empty_ = fresh;  // an end that is never reached: empty_ counts
+  empty_.set(0);
   for (auto huge = static_cast<std::uint32_t>(huge_.size()); huge-- > 0;) {
     if (huge_[huge].owner == HugeBlock::nobody) push_empty(huge);
   }
@@ -35,7 +38,6 @@ std::vector<ByteRange> BlockPool::resize(std::uint64_t huge_blocks) {
       huge_[huge].owner = HugeBlock::nobody;
       concerned.push_back(huge);
     }
-    empty_.add(concerned.size());
     relink_empty();
   } else {
     const Verdict standing = judge({});
@@ -47,11 +49,10 @@ std::vector<ByteRange> BlockPool::resize(std::uint64_t huge_blocks) {
           fmt::format("resize from {} to {} huge blocks: {} are claimed and {} are needed for "
                       "floors and promises; "
                       "at least {} must stay",
-                      before, huge_blocks, claimed_.get(), standing.huge_needed, before - spare));
+                      before, huge_blocks, before - room(), standing.huge_needed, before - spare));
     }
     const auto take = [&](std::uint32_t huge) {
       huge_[huge].owner = HugeBlock::absent;
-      --empty_;
       concerned.push_back(huge);
     };
     concerned.reserve(leaving);
@@ -73,7 +74,6 @@ std::vector<ByteRange> BlockPool::resize(std::uint64_t huge_blocks) {
       }
     } catch (...) {
       for (const std::uint32_t huge : concerned) huge_[huge].owner = HugeBlock::nobody;
-      empty_.add(concerned.size());
       relink_empty();
       throw;
     }

@@ -3,83 +3,11 @@
 #pragma once
 
 #include <algorithm>
-#include <optional>
 #include <span>
 
 #include "kvleaf/pool/block_pool.h"
 
 namespace kvleaf {
-
-// ---- huge blocks -------------------------------------------------------------------------------
-
-inline std::uint32_t BlockPool::pop_empty() noexcept {
-  const std::uint32_t front = first_empty_;
-  if (front & fresh) {
-    first_empty_ = front + 1;
-    return front & ~fresh;
-  }
-  first_empty_ = static_cast<std::uint32_t>(blocks_of(front)[0].key_low);
-  return front;
-}
-
-inline void BlockPool::push_empty(std::uint32_t huge) noexcept {
-  huge_[huge].owner = HugeBlock::nobody;
-  blocks_of(huge)[0].key_low = first_empty_;
-  first_empty_ = huge;
-}
-
-/// The one place where counts of a huge block change: adds `live` and `cached` (modulo 2^32) and
-/// moves it to where its new counts put it. Block records, and the order inside the huge block, are
-/// up to date when it is called.
-inline void BlockPool::change(PageClass& page_class, std::uint32_t huge, std::uint32_t live,
-                              std::uint32_t cached) noexcept {
-  HugeBlock& record = huge_[huge];
-  const HugeBlock before = record;
-  record.live += live;
-  record.cached += cached;
-  page_class.live.add(static_cast<std::uint64_t>(static_cast<std::int32_t>(live)));
-  page_class.cached.add(static_cast<std::uint64_t>(static_cast<std::int32_t>(cached)));
-
-  const HugeState old_state = before.state();
-  const HugeState new_state = record.state();
-  if (page_class.ratio > 1) {
-    const std::uint32_t old_clean =
-        old_state == HugeState::empty ? 0 : clean_in(page_class, before);
-    const std::uint32_t new_clean =
-        new_state == HugeState::empty ? 0 : clean_in(page_class, record);
-    const std::uint32_t old_kind = old_state == HugeState::idle ? idle_kind : record.fate;
-    const std::uint32_t new_kind = new_state == HugeState::idle ? idle_kind : record.fate;
-    if (old_clean != new_clean || old_kind != new_kind) {
-      if (old_clean != 0) page_class.clean[old_kind].erase(links_.data(), huge, old_clean);
-      if (new_clean != 0) page_class.clean[new_kind].insert(links_.data(), huge, new_clean);
-    }
-  }
-  if (old_state != new_state) {
-    change_state(page_class, huge, old_state, new_state);
-  } else if (record.cached > before.cached) {
-    file_huge(page_class, huge);
-  } else if (record.cached < before.cached && new_state == HugeState::idle) {
-    file_worth(page_class, huge);
-  }
-}
-
-inline void BlockPool::change_state(PageClass& page_class, std::uint32_t huge, HugeState before,
-                                    HugeState after) noexcept {
-  switch (before) {
-    case HugeState::empty: --empty_; break;
-    case HugeState::claimed: --claimed_, --page_class.claimed; break;
-    case HugeState::idle: --idle_, --page_class.idle; break;
-  }
-  switch (after) {
-    case HugeState::empty:
-      ++empty_;
-      push_empty(huge);
-      return;
-    case HugeState::claimed: ++claimed_, ++page_class.claimed; break;
-    case HugeState::idle: ++idle_, ++page_class.idle; break;
-  }
-  if (huge_[huge].cached != 0) file_huge(page_class, huge);
-}
 
 // ---- orders of eviction ------------------------------------------------------------------------
 // Bounds fall at once and rise when the search for a victim meets them: see lower_bound_tree.h.
@@ -136,28 +64,125 @@ inline void BlockPool::doubt_worth(std::uint32_t huge, Value lost) noexcept {
   if (!worths_.empty() && !(Rank::of(lost) < worths_[huge])) huge_[huge].worth_unsure = true;
 }
 
+// ---- huge blocks -------------------------------------------------------------------------------
+
+inline std::uint32_t BlockPool::pop_empty() noexcept {
+  const std::uint32_t front = first_empty_;
+  --empty_;
+  if (front & fresh) {
+    first_empty_ = front + 1;
+    return front & ~fresh;
+  }
+  first_empty_ = static_cast<std::uint32_t>(blocks_of(front)[0].key_low);
+  return front;
+}
+
+inline void BlockPool::push_empty(std::uint32_t huge) noexcept {
+  huge_[huge].owner = HugeBlock::nobody;
+  blocks_of(huge)[0].key_low = first_empty_;
+  first_empty_ = huge;
+  ++empty_;
+}
+
+/// An empty huge block becomes this class's. It is claimed; blocks are to be drawn from it at once.
+inline std::uint32_t BlockPool::claim(PageClass& page_class, Fate fate) noexcept {
+  const std::uint32_t huge = pop_empty();
+  HugeBlock& record = huge_[huge];
+  record.owner = number_of(page_class);
+  record.fate = static_cast<std::uint16_t>(fate) & 1;
+  record.worth_unsure = 0;
+  if (!worths_.empty()) worths_[huge] = Rank{0};
+  if (page_class.ratio > 1) links_[huge].first_clean = fresh;
+  ++page_class.claimed;
+  return huge;
+}
+
+/// A claimed huge block lost its last live block; its counts are up to date.
+inline void BlockPool::leave_claimed(PageClass& page_class, std::uint32_t huge) noexcept {
+  HugeBlock& record = huge_[huge];
+  --page_class.claimed;
+  if (page_class.ratio > 1) page_class.clean[record.fate].remove(huge);
+  if (record.cached == 0) return push_empty(huge);
+  ++idle_;
+  ++page_class.idle;
+  if (clean_in(page_class, record) != 0) page_class.clean[idle_kind].insert(huge);
+  file_huge(page_class, huge);
+}
+
+/// An idle huge block is to have live blocks. Then list_claimed, once its counts are up to date.
+inline void BlockPool::leave_idle(PageClass& page_class, std::uint32_t huge) noexcept {
+  --idle_;
+  --page_class.idle;
+  if (page_class.ratio > 1) page_class.clean[idle_kind].remove(huge);
+}
+
+/// A huge block that became claimed, its counts up to date.
+inline void BlockPool::list_claimed(PageClass& page_class, std::uint32_t huge) noexcept {
+  const HugeBlock& record = huge_[huge];
+  ++page_class.claimed;
+  if (clean_in(page_class, record) != 0) page_class.clean[record.fate].insert(huge);
+  if (record.cached != 0) file_huge(page_class, huge);
+}
+
 // ---- blocks ------------------------------------------------------------------------------------
 
-inline void BlockPool::become_clean(PageClass& page_class, Place place) noexcept {
+/// A block is nobody's any more: it is to be drawn next from its huge block.
+inline void BlockPool::push_clean(PageClass& page_class, Place place) noexcept {
   if (page_class.ratio == 1) return;
   CleanLink& link = links_[place.huge];
   block_at(place).key_low = link.first_clean;
   link.first_clean = place.index;
 }
 
+/// A live block became clean; its record says so already.
+inline void BlockPool::live_to_clean(PageClass& page_class, Place place) noexcept {
+  HugeBlock& huge = huge_[place.huge];
+  push_clean(page_class, place);
+  if (--huge.live == 0) return leave_claimed(page_class, place.huge);
+  if (clean_in(page_class, huge) == 1) page_class.clean[huge.fate].insert(place.huge);
+}
+
+/// A cached block became clean; its record says so already.
+inline void BlockPool::cached_to_clean(PageClass& page_class, Place place) noexcept {
+  HugeBlock& huge = huge_[place.huge];
+  push_clean(page_class, place);
+  --huge.cached;
+  if (huge.live == 0 && huge.cached == 0) {
+    leave_idle(page_class, place.huge);
+    return push_empty(place.huge);
+  }
+  const std::uint32_t kind = huge.live != 0 ? huge.fate : idle_kind;
+  if (clean_in(page_class, huge) == 1) page_class.clean[kind].insert(place.huge);
+  if (huge.live == 0) file_worth(page_class, place.huge);
+}
+
 /// A block whose last reference was just returned.
 inline void BlockPool::release(LeafState& leaf, Place place) noexcept {
   PageClass& page_class = classes_[leaf.page_class];
-  Block& block = block_at(place);
+  const Block& block = block_at(place);
   --leaf.live;
-  if (block.is(Block::committed)) {
-    ++leaf.cached;
-    file_block(place, block.value);
-    change(page_class, place.huge, -1u, 1);
-  } else {
-    become_clean(page_class, place);
-    change(page_class, place.huge, -1u, 0);
-  }
+  if (!block.is(Block::committed)) return live_to_clean(page_class, place);
+  HugeBlock& huge = huge_[place.huge];
+  ++leaf.cached;
+  --huge.live;
+  ++huge.cached;
+  file_block(place, block.value);
+  if (huge.live == 0) return leave_claimed(page_class, place.huge);
+  file_huge(page_class, place.huge);
+}
+
+/// `count` cached blocks of one huge block became live.
+inline void BlockPool::cached_to_live(LeafState& leaf, std::uint32_t huge,
+                                      std::uint32_t count) noexcept {
+  PageClass& page_class = classes_[leaf.page_class];
+  HugeBlock& record = huge_[huge];
+  leaf.live.add(count);
+  leaf.cached.add(-std::uint64_t{count});
+  const bool was_idle = record.live == 0;
+  if (was_idle) leave_idle(page_class, huge);
+  record.live += count;
+  record.cached -= count;
+  if (was_idle) list_claimed(page_class, huge);
 }
 
 /// Makes a committed block unfindable; live or cached, it is to be counted by the caller.
@@ -172,51 +197,47 @@ inline void BlockPool::forget(Place place) noexcept {
 inline void BlockPool::drop_commit(LeafState& leaf, Place place) noexcept {
   forget(place);
   if (block_at(place).live()) return;
-  PageClass& page_class = classes_[leaf.page_class];
   --leaf.cached;
-  become_clean(page_class, place);
-  change(page_class, place.huge, 0, -1u);
+  cached_to_clean(classes_[leaf.page_class], place);
 }
 
-/// An empty huge block for this class. It counts as empty until a block is taken from it.
-inline std::uint32_t BlockPool::claim(PageClass& page_class, Fate fate) noexcept {
-  const std::uint32_t huge = pop_empty();
-  HugeBlock& record = huge_[huge];
-  record.owner = static_cast<std::uint16_t>(&page_class - classes_.data());
-  record.fate = static_cast<std::uint8_t>(fate);
-  record.worth_unsure = false;
-  if (!worths_.empty()) worths_[huge] = Rank{0};
-  if (page_class.ratio > 1) links_[huge].first_clean = fresh;
-  return huge;
-}
-
-/// As many clean blocks of `huge` as it has and `out` takes; at least one.
-inline std::uint32_t BlockPool::take_clean(LeafId leaf, std::uint32_t huge,
+/// As many clean blocks of the source as it has and `out` takes; at least one.
+inline std::uint32_t BlockPool::take_clean(LeafId leaf, const Source& source,
                                            std::span<BlockId> out) noexcept {
   LeafState& state = leaves_[leaf.value()];
   PageClass& page_class = classes_[state.page_class];
-  Block* blocks = blocks_of(huge);
+  HugeBlock& huge = huge_[source.huge];
+  Block* blocks = blocks_of(source.huge);
+  const std::uint32_t first_id = source.huge * page_class.ratio + 1;
   const auto take = [&](std::uint32_t index) {
     blocks[index].references = 1;
     blocks[index].leaf = static_cast<std::uint16_t>(leaf.value());
-    return id_at(state, {huge, index});
+    return BlockId(first_id + index);
   };
-  std::uint32_t taken = 1;
   if (page_class.ratio == 1) {
     out[0] = take(0);
-  } else {
-    const std::uint32_t clean = clean_in(page_class, huge_[huge]);
-    taken = out.size() < clean ? static_cast<std::uint32_t>(out.size()) : clean;
-    std::uint32_t next = links_[huge].first_clean;
-    for (std::uint32_t index = 0; index < taken; ++index) {
-      const std::uint32_t block = next & ~fresh;
-      next = (next & fresh) != 0 ? next + 1 : static_cast<std::uint32_t>(blocks[block].key_low);
-      out[index] = take(block);
-    }
-    links_[huge].first_clean = next;
+    ++state.live;
+    ++huge.live;
+    return 1;
   }
+  const bool was_idle = huge.live == 0 && huge.cached != 0;
+  const std::uint32_t clean = clean_in(page_class, huge);
+  const std::uint32_t taken = out.size() < clean ? static_cast<std::uint32_t>(out.size()) : clean;
+  std::uint32_t next = links_[source.huge].first_clean;
+  for (std::uint32_t index = 0; index < taken; ++index) {
+    const std::uint32_t block = next & ~fresh;
+    next = (next & fresh) != 0 ? next + 1 : static_cast<std::uint32_t>(blocks[block].key_low);
+    out[index] = take(block);
+  }
+  links_[source.huge].first_clean = next;
   state.live.add(taken);
-  change(page_class, huge, taken, 0);
+  huge.live += taken;
+  if (source.hinted) {
+    source.list->drew_from_hinted(source.huge);
+  } else {
+    source.list->drew_from(source.huge);
+  }
+  if (was_idle) file_huge(page_class, source.huge);
   return taken;
 }
 

@@ -23,13 +23,13 @@ struct BlockPoolTestAccess {
     records(pool.bounds_);
     records(pool.worths_);
     for (const auto& page_class : pool.classes_) {
-      for (const Counter* counter :
-           {&page_class.claimed, &page_class.idle, &page_class.live, &page_class.cached}) {
+      for (const Counter* counter : {&page_class.claimed, &page_class.idle}) {
         add(counter, sizeof(Counter));
       }
       for (const FullestFirst& clean : page_class.clean) {
-        for (std::uint32_t number = 0; number < page_class.ratio && page_class.ratio > 1;
-             ++number) {
+        const std::uint32_t current = clean.current();
+        add(&current, sizeof current);
+        for (std::uint32_t number = 0; number < clean.lists(); ++number) {
           const std::uint32_t front = clean.front(number);
           add(&front, sizeof front);
         }
@@ -44,7 +44,7 @@ struct BlockPoolTestAccess {
         add(counter, sizeof(Counter));
       }
     }
-    for (const Counter* counter : {&pool.empty_, &pool.claimed_, &pool.idle_, &pool.retyped_}) {
+    for (const Counter* counter : {&pool.empty_, &pool.idle_, &pool.retyped_}) {
       add(counter, sizeof(Counter));
     }
     add(&pool.first_empty_, sizeof pool.first_empty_);
