@@ -168,37 +168,33 @@ std::uint32_t AccessPattern::most_slots(std::uint32_t tokens_per_page, std::uint
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(most, num_slots));
 }
 
+// Up to n = head everything is held, so n = head holds most of those. From there on n holds end(n)
+// slots less those between the head and the tail, a number that never decreases: more than `most`
+// is held only where the end has passed `most` and those missing now, so all n before can be
+// skipped. The end moves on by a page at least with each look, and in doubling strides where the
+// tail stands still.
 std::uint64_t AccessPattern::most_custom_slots(std::uint64_t page, std::uint64_t num_slots,
                                                std::uint64_t step_tokens) const {
   const std::uint64_t last = std::min(num_slots * page, max_tokens);
+  const std::uint64_t head_slots = ceil_div(head_, page);
   const auto slot_at = [&](std::uint64_t n) {
     return tail_begin(static_cast<std::uint32_t>(n)) / page;
   };
   std::uint64_t most = 0;
-  std::uint64_t n = 0;
-  while (n <= last) {
+  std::optional<std::uint64_t> before;
+  for (std::uint64_t n = std::min<std::uint64_t>(head_, last); n <= last;) {
     const std::uint64_t slot = slot_at(n);
-    if (ceil_div(head_, page) + num_slots - slot <= most) break;
-    // While the tail's slot stands still what is held only grows, so the last such n decides. It is
-    // looked for in strides that double, since most tails move by a page each page.
     std::uint64_t stride = page;
-    std::uint64_t beyond = n + stride;
-    while (beyond <= last && slot_at(beyond) == slot) {
-      n = beyond;
+    while (slot == before && n + stride <= last && slot_at(n + stride) == slot) {
+      n += stride;
       stride *= 2;
-      beyond += stride;
     }
-    beyond = std::min(beyond, last + 1);
-    while (beyond - n > 1) {
-      const std::uint64_t middle = n + (beyond - n) / 2;
-      (slot_at(middle) == slot ? n : beyond) = middle;
-    }
-    const std::uint64_t head_end =
-        std::min(ceil_div(std::min<std::uint64_t>(head_, n), page), slot);
+    before = slot;
+    const std::uint64_t missing = slot > head_slots ? slot - head_slots : 0;
     const std::uint64_t end = std::min(ceil_div(n + step_tokens, page), num_slots);
-    most = std::max(most, head_end + end - slot);
-    if (most == num_slots) break;
-    ++n;
+    most = std::max(most, end - missing);
+    if (most + missing >= num_slots) break;
+    n = (most + missing) * page + 1 - step_tokens;
   }
   return most;
 }

@@ -82,7 +82,7 @@ class AccessPattern {
   /// tokens planned and not yet settled. Exact, and attained by some start.
   ///   window:  min(num_slots, ⌈sinks/P⌉ + ⌈(W + c - 2)/P⌉ + 1)
   /// Closed, but for a chunk (a loop over P / gcd(C, P) offsets at most) and a custom function (a
-  /// few calls per distinct slot of its tail).
+  /// call or two per distinct slot of its tail).
   std::uint32_t most_slots(std::uint32_t tokens_per_page, std::uint32_t num_slots,
                            std::uint32_t step_tokens) const;
 

@@ -57,9 +57,15 @@ void IndexArray::put(std::int64_t position, std::span<const BlockId> blocks) {
 }
 
 void IndexArray::put_changes(std::int64_t position, std::span<const BlockId> blocks) {
+  // A window that slid changes a slot at its front and one at its end, and none between.
+  constexpr std::int64_t stretch = 32;
   std::int32_t* const entries = data_ + position;
   const auto count = static_cast<std::int64_t>(blocks.size());
   for (std::int64_t i = 0; i < count; ++i) {
+    while (i + stretch <= count &&
+           std::memcmp(entries + i, blocks.data() + i, stretch * sizeof(BlockId)) == 0) {
+      i += stretch;
+    }
     const std::int64_t begin = i;
     for (; i < count && entries[i] != entry_of(blocks[i]); ++i) entries[i] = entry_of(blocks[i]);
     report(position + begin, i - begin);

@@ -196,7 +196,7 @@ class History {
 void delta_equals_full_write(const KVLeafRegion& leaf, std::uint32_t sinks, bool with_notes,
                              std::uint32_t seed) {
   constexpr std::uint32_t max_batch = 6;
-  constexpr std::uint32_t max_slots = 24;
+  constexpr std::uint32_t max_slots = 80;
   const bool csr = leaf.staged_input_shapes(1, 1).front().key == "indptr";
   CAPTURE(leaf.leaf_id());
   CAPTURE(with_notes);
@@ -205,7 +205,7 @@ void delta_equals_full_write(const KVLeafRegion& leaf, std::uint32_t sinks, bool
   History history(seed, max_batch, max_slots, sinks);
   StagedMemory kept(leaf, max_batch, max_slots);
   std::vector<std::uint32_t> notes(max_batch, 0);
-  for (int step = 0; step < 400; ++step) {
+  for (int step = 0; step < 250; ++step) {
     CAPTURE(step);
     history.step();
     const std::uint32_t columns = history.columns(leaf.stages_live_span());

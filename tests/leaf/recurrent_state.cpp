@@ -121,6 +121,15 @@ TEST_CASE("S-14 an in/out kernel reads one block and writes another") {
   leaf.write_staged_delta(rows, memory.narrow(3, 1));
   CHECK(memory.visible("state_read_rows") == Entries{4, 0, -1});
   CHECK(memory.visible("state_write_rows") == Entries{6, 5, -1});
+
+  // Row 0 of zeroed memory looks as if it had been written already; the other layers' rows do not.
+  const RecurrentStateLeaf by_row("state", options(StateKernel::in_out, StateTable::rows));
+  StagedMemory zeroed(by_row, 1, 1);
+  const RowDelta from_zeros[] = {state(0, 1)};
+  by_row.write_staged_delta(from_zeros, zeroed.narrow(1, 1));
+  CHECK(zeroed.visible("state_read_rows") == Entries{0, 1, 2});
+  CHECK(zeroed.visible("state_write_rows") == Entries{3, 4, 5});
+
   StagedMemory full(leaf, 3, 1, 99);
   write_full(leaf, {blocks({4, 6}), blocks({0, 5}), blocks({})}, full.narrow(3, 1));
   CHECK(full.visible("state_read_rows") == Entries{4, 0, -1});
