@@ -45,17 +45,24 @@ Leaves leaves_of(nb::handle config, Whole tokens_per_page, nb::handle dtype, nb:
 }  // namespace
 
 void bind_cache(nb::module_& m) {
-  m.def("leaves_from_config", &leaves_of, "path_or_dict"_a, nb::kw_only(), "tokens_per_page"_a = 16,
-        "dtype"_a = nb::none(), "kv_dtype"_a = nb::none(), "tensor_parallel"_a = 1,
-        "budget_bytes"_a = nb::none(), "expected_tokens"_a = 2048,
-        nb::sig("def leaves_from_config(path_or_dict: str | os.PathLike[str] | dict[str, typing.Any], *, "
-                "tokens_per_page: int = 16, dtype: object = None, kv_dtype: object = None, tensor_parallel: int = 1, "
-                "budget_bytes: int | None = None, expected_tokens: int = 2048) -> list[KVLeafRegion]"),
-        "The leaves of a model from its config.json, or from a dict of the same: one per group and page shape.\n"
-        "dtype: of the model; None: the config's. kv_dtype: of keys, values and latents; None: the model's.\n"
-        "tensor_parallel: ranks that divide the heads; the leaves are those of one. Given a budget, the layers of a\n"
-        "large state leaf are split into equal leaves where the geometry for requests of expected_tokens costs\n"
-        "less. Raises ConfigError that names the key and what is accepted.");
+  m.def(
+      "leaves_from_config", &leaves_of, "path_or_dict"_a, nb::kw_only(), "tokens_per_page"_a = 16,
+      "dtype"_a = nb::none(), "kv_dtype"_a = nb::none(), "tensor_parallel"_a = 1,
+      "budget_bytes"_a = nb::none(), "expected_tokens"_a = 2048,
+      nb::sig(
+          "def leaves_from_config(path_or_dict: str | os.PathLike[str] | dict[str, typing.Any], *, "
+          "tokens_per_page: int = 16, dtype: object = None, kv_dtype: object = None, "
+          "tensor_parallel: int = 1, "
+          "budget_bytes: int | None = None, expected_tokens: int = 2048) -> list[KVLeafRegion]"),
+      "The leaves of a model from its config.json, or from a dict of the same: one per group and "
+      "page shape.\n"
+      "dtype: of the model; None: the config's. kv_dtype: of keys, values and latents; None: the "
+      "model's.\n"
+      "tensor_parallel: ranks that divide the heads; the leaves are those of one. Given a budget, "
+      "the layers of a\n"
+      "large state leaf are split into equal leaves where the geometry for requests of "
+      "expected_tokens costs\n"
+      "less. Raises ConfigError that names the key and what is accepted.");
 }
 
 }  // namespace kvleaf::python

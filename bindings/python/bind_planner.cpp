@@ -41,13 +41,16 @@ class Planner {
   std::unique_ptr<StepPlanner> core_;
 };
 
-/// One forward's inputs. Lists and names are the caller's; arrays are views on the planner's host set,
-/// which a later plan takes over.
+/// One forward's inputs. Lists and names are the caller's; arrays are views on the planner's host
+/// set, which a later plan takes over.
 class Plan {
  public:
   Plan(nb::object planner, const StepPlan& plan)
-      : step(plan.step().value()), batch(plan.batch()), num_tokens(plan.num_tokens()),
-        planner_(std::move(planner)), core_(plan) {
+      : step(plan.step().value()),
+        batch(plan.batch()),
+        num_tokens(plan.num_tokens()),
+        planner_(std::move(planner)),
+        core_(plan) {
     Manager& manager = names();
     refused = manager.refusals_of(plan.refused());
     rows = manager.began(plan.step(), plan.rows());
@@ -66,8 +69,8 @@ class Plan {
   /// The plan, as long as its host set is its own. Throws StepError.
   const StepPlan& core() const {
     if (core_.step().value() != step) {
-      throw StepError(fmt::format("the arrays of step {} are gone: its host set now serves step {}", step,
-                                  core_.step().value()));
+      throw StepError(fmt::format("the arrays of step {} are gone: its host set now serves step {}",
+                                  step, core_.step().value()));
     }
     return core_;
   }
@@ -136,21 +139,24 @@ nb::dict changes(const Plan& self) {
 #define KVLEAF_BY_LEAF_AND_KEY(type) "dict[str, dict[str, " type "]]"
 
 void bind_plan(nb::module_& m) {
-  nb::class_<Plan>(
-      m, "StepPlan", nb::type_slots(collected<Plan>),
-      "One forward's inputs. Arrays are views, without a copy, on the planner's host set for this step: they are\n"
-      "valid until the planner comes round to the same set, max_steps_in_flight plans later, and asking a plan for\n"
-      "them after that raises StepError. A view keeps the planner alive.")
+  nb::class_<Plan>(m, "StepPlan", nb::type_slots(collected<Plan>),
+                   "One forward's inputs. Arrays are views, without a copy, on the planner's host "
+                   "set for this step: they are\n"
+                   "valid until the planner comes round to the same set, max_steps_in_flight plans "
+                   "later, and asking a plan for\n"
+                   "them after that raises StepError. A view keeps the planner alive.")
       .def_ro("step", &Plan::step, "Id of the step that was begun.")
       .def_ro("batch", &Plan::batch, "Rows, dummy rows included.")
       .def_ro("num_tokens", &Plan::num_tokens, "Tokens of all rows, one per dummy row.")
       .def_ro("rows", &Plan::rows, nb::sig("def rows(self) -> list[typing.Any]"),
               "The served requests in row order.")
-      .def_ro("refused", &Plan::refused, nb::sig("def refused(self) -> dict[typing.Any, PoolExhausted]"),
+      .def_ro("refused", &Plan::refused,
+              nb::sig("def refused(self) -> dict[typing.Any, PoolExhausted]"),
               "Requests that left the batch, and why.")
       .def_ro("copies", &Plan::copies, nb::sig("def copies(self) -> list[tuple[str, int, int]]"),
               "(leaf_id, src, dst), to run before the forward, in any order.")
-      .def_ro("zero_fills", &Plan::zero_fills, nb::sig("def zero_fills(self) -> list[tuple[str, int]]"),
+      .def_ro("zero_fills", &Plan::zero_fills,
+              nb::sig("def zero_fills(self) -> list[tuple[str, int]]"),
               "(leaf_id, block), to run before the forward.")
       .def_prop_ro(
           "arrays",
@@ -158,32 +164,40 @@ void bind_plan(nb::module_& m) {
             return self.by_array(
                 [&](LeafId, const StagedArray& array) { return view_of(array, self.owner()); });
           },
-          nb::sig("def arrays(self) -> " KVLEAF_BY_LEAF_AND_KEY("numpy.typing.NDArray[typing.Any]")),
+          nb::sig(
+              "def arrays(self) -> " KVLEAF_BY_LEAF_AND_KEY("numpy.typing.NDArray[typing.Any]")),
           "{leaf_id: {key: array}}, narrowed to this batch.")
-      .def_prop_ro("slot_mapping", &slot_mapping,
-                   nb::sig("def slot_mapping(self) -> dict[str, numpy.typing.NDArray[numpy.int64]]"),
-                   "{leaf_id: [num_tokens] int64}: block * slots_per_page + slot in the page; -1 is padding. Only of\n"
-                   "leaves that are written token by token.")
       .def_prop_ro(
-          "seq_lens", [](const Plan& self) { return view_of(self.core().seq_lens(), self.owner()); },
+          "slot_mapping", &slot_mapping,
+          nb::sig("def slot_mapping(self) -> dict[str, numpy.typing.NDArray[numpy.int64]]"),
+          "{leaf_id: [num_tokens] int64}: block * slots_per_page + slot in the page; -1 is "
+          "padding. Only of\n"
+          "leaves that are written token by token.")
+      .def_prop_ro(
+          "seq_lens",
+          [](const Plan& self) { return view_of(self.core().seq_lens(), self.owner()); },
           nb::sig("def seq_lens(self) -> numpy.typing.NDArray[numpy.int32]"), "[batch] int32")
       .def_prop_ro(
-          "cu_seqlens_q", [](const Plan& self) { return view_of(self.core().cu_seqlens_q(), self.owner()); },
-          nb::sig("def cu_seqlens_q(self) -> numpy.typing.NDArray[numpy.int32]"), "[batch + 1] int32")
+          "cu_seqlens_q",
+          [](const Plan& self) { return view_of(self.core().cu_seqlens_q(), self.owner()); },
+          nb::sig("def cu_seqlens_q(self) -> numpy.typing.NDArray[numpy.int32]"),
+          "[batch + 1] int32")
       .def_prop_ro("dirty", &dirty,
                    nb::sig("def dirty(self) -> " KVLEAF_BY_LEAF_AND_KEY("list[tuple[int, int]]")),
-                   "{leaf_id: {key: [(begin, end)]}}: bytes of the array, counted from its first element, that differ\n"
+                   "{leaf_id: {key: [(begin, end)]}}: bytes of the array, counted from its first "
+                   "element, that differ\n"
                    "from the previous plan.")
       .def_prop_ro(
           "changes", &changes,
           nb::sig("def changes(self) -> " KVLEAF_BY_LEAF_AND_KEY(
               "tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], "
               "numpy.typing.NDArray[numpy.int32]]")),
-          "{leaf_id: {key: (rows, columns, values)}}: the same entry by entry, for scatter_table. Of int32 arrays of\n"
+          "{leaf_id: {key: (rows, columns, values)}}: the same entry by entry, for scatter_table. "
+          "Of int32 arrays of\n"
           "at most two dimensions.")
       .def("__repr__", [](const Plan& self) {
-        return fmt::format("StepPlan(step {}, {} rows, {} tokens, {} refused)", self.step, self.batch,
-                           self.num_tokens, self.refused.size());
+        return fmt::format("StepPlan(step {}, {} rows, {} tokens, {} refused)", self.step,
+                           self.batch, self.num_tokens, self.refused.size());
       });
 }
 
@@ -191,27 +205,33 @@ void bind_plan(nb::module_& m) {
 
 void bind_planner(nb::module_& m) {
   bind_plan(m);
-  nb::class_<Planner> planner(
-      m, "StepPlanner", nb::type_slots(collected<Planner>), nb::is_weak_referenceable(),
-      "One call per forward: reserves for a whole batch and writes what the forward reads. It owns one host set of\n"
-      "arrays per step in flight, sized once, at fixed addresses, used in turn. A row that still belongs to the\n"
-      "same request is extended, not rewritten.");
+  nb::class_<Planner> planner(m, "StepPlanner", nb::type_slots(collected<Planner>),
+                              nb::is_weak_referenceable(),
+                              "One call per forward: reserves for a whole batch and writes what "
+                              "the forward reads. It owns one host set of\n"
+                              "arrays per step in flight, sized once, at fixed addresses, used in "
+                              "turn. A row that still belongs to the\n"
+                              "same request is extended, not rewritten.");
   planner
       .def(
           "__init__",
           [](Planner* self, nb::handle manager, Whole max_batch, Whole max_step_tokens) {
-            if (!nb::isinstance<Manager>(manager) || !nb::inst_ready(manager)) {
+            if (instance_of<Manager>(manager) == nullptr) {
               throw InvalidArgument("manager: want a BlockManager");
             }
-            new (self) Planner(nb::borrow(manager), {.max_batch = max_batch.u32("max_batch"),
-                                                     .max_step_tokens = max_step_tokens.u32("max_step_tokens")});
+            new (self) Planner(nb::borrow(manager),
+                               {.max_batch = max_batch.u32("max_batch"),
+                                .max_step_tokens = max_step_tokens.u32("max_step_tokens")});
           },
           "manager"_a, nb::kw_only(), "max_batch"_a, "max_step_tokens"_a,
-          nb::sig("def __init__(self, manager: BlockManager, *, max_batch: int, max_step_tokens: int) -> None"),
+          nb::sig("def __init__(self, manager: BlockManager, *, max_batch: int, max_step_tokens: "
+                  "int) -> None"),
           "max_batch: rows, dummy rows included; max_step_tokens: tokens of all rows together.")
-      .def_prop_ro("manager", &Planner::manager_object, nb::sig("def manager(self) -> BlockManager"))
+      .def_prop_ro("manager", &Planner::manager_object,
+                   nb::sig("def manager(self) -> BlockManager"))
       .def_prop_ro("max_batch", [](const Planner& self) { return self.core().options().max_batch; })
-      .def_prop_ro("max_step_tokens", [](const Planner& self) { return self.core().options().max_step_tokens; })
+      .def_prop_ro("max_step_tokens",
+                   [](const Planner& self) { return self.core().options().max_step_tokens; })
       .def(
           "plan",
           [](nb::handle self, nb::handle batch, const OptionalWhole& pad_to) {
@@ -224,12 +244,16 @@ void bind_planner(nb::module_& m) {
             return new Plan(nb::borrow(self), plan);
           },
           "batch"_a, "pad_to"_a = nb::none(),
-          nb::sig("def plan(self, batch: collections.abc.Iterable[tuple[collections.abc.Hashable, int]], pad_to: int "
+          nb::sig("def plan(self, batch: collections.abc.Iterable[tuple[collections.abc.Hashable, "
+                  "int]], pad_to: int "
                   "| None = None) -> StepPlan"),
           nb::rv_policy::take_ownership,
-          "begin_step for (request, new_tokens) in row order, plus the arrays. pad_to: batch size to fill with dummy\n"
-          "rows (one query token, length 1, slot -1, null blocks). Raises what begin_step raises, and\n"
-          "PlanShapeError beyond the bounds; what a leaf written in Python raises comes out as it is. Nothing has\n"
+          "begin_step for (request, new_tokens) in row order, plus the arrays. pad_to: batch size "
+          "to fill with dummy\n"
+          "rows (one query token, length 1, slot -1, null blocks). Raises what begin_step raises, "
+          "and\n"
+          "PlanShapeError beyond the bounds; what a leaf written in Python raises comes out as it "
+          "is. Nothing has\n"
           "changed then.")
       .def(
           "settle",
@@ -237,11 +261,15 @@ void bind_planner(nb::module_& m) {
             self.manager().settle(self.core(), step, kept);
           },
           "step"_a, "kept"_a = nb::dict(),
-          nb::sig("def settle(self, step: int, kept: dict[typing.Any, int] = {}) -> None"), "As the manager's.")
+          nb::sig("def settle(self, step: int, kept: dict[typing.Any, int] = {}) -> None"),
+          "As the manager's.")
       .def(
           "abandon",
-          [](const Planner& self, nb::handle step) { return self.manager().abandon(self.core(), step); },
-          "step"_a, nb::sig("def abandon(self, step: int) -> dict[typing.Any, int]"), "As the manager's.");
+          [](const Planner& self, nb::handle step) {
+            return self.manager().abandon(self.core(), step);
+          },
+          "step"_a, nb::sig("def abandon(self, step: int) -> dict[typing.Any, int]"),
+          "As the manager's.");
   refuse_pickle(planner, "its arrays are one process's memory; make another from its manager");
 }
 

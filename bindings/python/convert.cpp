@@ -9,7 +9,8 @@
 
 namespace kvleaf::python {
 
-// ---- whole numbers ----------------------------------------------------------------------------------
+// ---- whole numbers
+// ----------------------------------------------------------------------------------
 
 bool Whole::read(nb::handle source, Whole& out) noexcept {
   if (PyFloat_Check(source.ptr()) || !PyIndex_Check(source.ptr())) return false;
@@ -23,8 +24,8 @@ bool Whole::read(nb::handle source, Whole& out) noexcept {
   out = Whole();
   if (overflow == 0) {
     out.negative_ = value < 0;
-    out.magnitude_ = out.negative_ ? 0 - static_cast<std::uint64_t>(value)
-                                   : static_cast<std::uint64_t>(value);
+    out.magnitude_ =
+        out.negative_ ? 0 - static_cast<std::uint64_t>(value) : static_cast<std::uint64_t>(value);
   } else {
     out.negative_ = overflow < 0;
     out.magnitude_ = out.negative_ ? 0 : PyLong_AsUnsignedLongLong(integer);
@@ -83,12 +84,25 @@ std::uint64_t Whole::saturated(const char* name) const {
   return huge_ ? std::numeric_limits<std::uint64_t>::max() : magnitude_;
 }
 
-// ---- text and types ---------------------------------------------------------------------------------
+// ---- text and types
+// ---------------------------------------------------------------------------------
+
+std::string name_in(nb::handle source, const char* name) {
+  if (PyUnicode_Check(source.ptr())) return nb::cast<std::string>(source);
+  throw InvalidArgument(fmt::format("{} is {}; accepted: a str", name, nb::repr(source).c_str()));
+}
+
+bool truth_of(nb::handle source) {
+  const int truth = PyObject_IsTrue(source.ptr());
+  if (truth < 0) throw nb::python_error();
+  return truth == 1;
+}
 
 std::string text_of(nb::handle source, const char* name) {
-  if (PyUnicode_Check(source.ptr())) return nb::cast<std::string>(nb::str(source));
+  if (PyUnicode_Check(source.ptr())) return nb::cast<std::string>(source);
   if (PyBytes_Check(source.ptr())) {
-    return {PyBytes_AS_STRING(source.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(source.ptr()))};
+    return {PyBytes_AS_STRING(source.ptr()),
+            static_cast<std::size_t>(PyBytes_GET_SIZE(source.ptr()))};
   }
   if (PyLong_Check(source.ptr())) return nb::str(source).c_str();
   throw InvalidArgument(fmt::format("{} is of type {}; accepted: bytes, str or int", name,
@@ -132,7 +146,8 @@ nb::object numpy_dtype(DType dtype) {
   }
 }
 
-// ---- sequences of integers --------------------------------------------------------------------------
+// ---- sequences of integers
+// --------------------------------------------------------------------------
 
 namespace {
 
@@ -166,9 +181,9 @@ bool import_array(nb::handle source, const char* name, nb::ndarray<nb::ro>& out)
   const bool integer = type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Int) ||
                        type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt);
   if (out.ndim() != 1 || !integer || type.lanes != 1) {
-    throw InvalidArgument(fmt::format("{}: want a one-dimensional array of integers, got {} dimensions of {}",
-                                      name, out.ndim(),
-                                      integer ? "integers" : "something else"));
+    throw InvalidArgument(
+        fmt::format("{}: want a one-dimensional array of integers, got {} dimensions of {}", name,
+                    out.ndim(), integer ? "integers" : "something else"));
   }
   if (out.device_type() != nb::device::cpu::value) {
     throw InvalidArgument(fmt::format("{}: the array is not in host memory", name));
@@ -182,11 +197,25 @@ std::vector<T> from_array(const nb::ndarray<nb::ro>& array, const char* name) {
   const nb::dlpack::dtype type = array.dtype();
   const bool is_signed = type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Int);
   switch (type.bits) {
-    case 8: is_signed ? convert<T, std::int8_t>(array, name, out) : convert<T, std::uint8_t>(array, name, out); break;
-    case 16: is_signed ? convert<T, std::int16_t>(array, name, out) : convert<T, std::uint16_t>(array, name, out); break;
-    case 32: is_signed ? convert<T, std::int32_t>(array, name, out) : convert<T, std::uint32_t>(array, name, out); break;
-    case 64: is_signed ? convert<T, std::int64_t>(array, name, out) : convert<T, std::uint64_t>(array, name, out); break;
-    default: throw InvalidArgument(fmt::format("{}: integers of {} bits are not accepted", name, type.bits));
+    case 8:
+      is_signed ? convert<T, std::int8_t>(array, name, out)
+                : convert<T, std::uint8_t>(array, name, out);
+      break;
+    case 16:
+      is_signed ? convert<T, std::int16_t>(array, name, out)
+                : convert<T, std::uint16_t>(array, name, out);
+      break;
+    case 32:
+      is_signed ? convert<T, std::int32_t>(array, name, out)
+                : convert<T, std::uint32_t>(array, name, out);
+      break;
+    case 64:
+      is_signed ? convert<T, std::int64_t>(array, name, out)
+                : convert<T, std::uint64_t>(array, name, out);
+      break;
+    default:
+      throw InvalidArgument(
+          fmt::format("{}: integers of {} bits are not accepted", name, type.bits));
   }
   return out;
 }
@@ -197,13 +226,15 @@ std::vector<T> from_iterable(nb::handle source, const char* name) {
   if (fast == nullptr) {
     if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw nb::python_error();
     PyErr_Clear();
-    throw InvalidArgument(fmt::format("{} is of type {}; accepted: a sequence or array of integers", name,
-                                      Py_TYPE(source.ptr())->tp_name));
+    throw InvalidArgument(fmt::format("{} is of type {}; accepted: a sequence or array of integers",
+                                      name, Py_TYPE(source.ptr())->tp_name));
   }
   const nb::object held = nb::steal(fast);
   std::vector<T> out(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(fast)));
-  // The size is asked again each time: an element's __index__ is Python code, which may shrink a list.
-  for (std::size_t i = 0; i < out.size() && PySequence_Fast_GET_SIZE(fast) > static_cast<Py_ssize_t>(i); ++i) {
+  // The size is asked again each time: an element's __index__ is Python code, which may shrink a
+  // list.
+  for (std::size_t i = 0;
+       i < out.size() && PySequence_Fast_GET_SIZE(fast) > static_cast<Py_ssize_t>(i); ++i) {
     PyObject* item = PySequence_Fast_GET_ITEM(fast, static_cast<Py_ssize_t>(i));
     int overflow = 0;
     long long value = 0;
@@ -213,18 +244,17 @@ std::vector<T> from_iterable(nb::handle source, const char* name) {
       const nb::object keep = nb::borrow(item);
       Whole whole;
       if (!Whole::read(item, whole)) {
-        throw InvalidArgument(fmt::format("{}[{}] is of type {}; accepted: an int", name, i,
-                                          Py_TYPE(item)->tp_name));
+        throw InvalidArgument(
+            fmt::format("{}[{}] is of type {}; accepted: an int", name, i, Py_TYPE(item)->tp_name));
       }
       const nb::object integer = nb::steal(PyNumber_Index(item));
       if (!integer.is_valid()) throw nb::python_error();
       value = PyLong_AsLongLongAndOverflow(integer.ptr(), &overflow);
     }
     if (overflow != 0 || !fits(value, out[i])) {
-      throw out_of_range<T>(fmt::format("{}[{}]", name, i),
-                            overflow > 0   ? "2^63 or more"
-                            : overflow < 0 ? "below -2^63"
-                                           : std::to_string(value));
+      throw out_of_range<T>(fmt::format("{}[{}]", name, i), overflow > 0   ? "2^63 or more"
+                                                            : overflow < 0 ? "below -2^63"
+                                                                           : std::to_string(value));
     }
   }
   return out;
@@ -233,15 +263,16 @@ std::vector<T> from_iterable(nb::handle source, const char* name) {
 template <class T>
 std::vector<T> integers_of(nb::handle source, const char* name) {
   nb::ndarray<nb::ro> array;
-  return import_array(source, name, array) ? from_array<T>(array, name) : from_iterable<T>(source, name);
+  return import_array(source, name, array) ? from_array<T>(array, name)
+                                           : from_iterable<T>(source, name);
 }
 
 }  // namespace
 
 Tokens::Tokens(nb::handle source) {
   if (import_array(source, "tokens", array_)) {
-    const bool as_they_are = array_.dtype() == nb::dtype<Token>() &&
-                             (array_.shape(0) < 2 || array_.stride(0) == 1);
+    const bool as_they_are =
+        array_.dtype() == nb::dtype<Token>() && (array_.shape(0) < 2 || array_.stride(0) == 1);
     if (as_they_are) {
       view_ = {static_cast<const Token*>(array_.data()), array_.shape(0)};
       return;
@@ -276,7 +307,8 @@ nb::list list_of(std::span<const BlockId> blocks) {
   return list;
 }
 
-// ---- arrays -----------------------------------------------------------------------------------------
+// ---- arrays
+// -----------------------------------------------------------------------------------------
 
 namespace {
 
@@ -300,10 +332,10 @@ nb::dlpack::dtype dlpack_dtype(DType dtype) {
 nb::object view_of(const StagedArray& array, nb::handle owner) {
   const std::vector<std::size_t> shape(array.shape.begin(), array.shape.end());
   // Exported by width and then seen as its type, since NumPy alone knows no bfloat16.
-  nb::object view = nb::cast(
-      nb::ndarray<nb::numpy>(array.data, shape.size(), shape.data(), owner, array.strides.data(),
-                             dlpack_dtype(array.dtype)),
-      nb::rv_policy::reference);
+  nb::object view =
+      nb::cast(nb::ndarray<nb::numpy>(array.data, shape.size(), shape.data(), owner,
+                                      array.strides.data(), dlpack_dtype(array.dtype)),
+               nb::rv_policy::reference);
   switch (array.dtype) {
     case DType::float16:
     case DType::bfloat16:
@@ -315,7 +347,8 @@ nb::object view_of(const StagedArray& array, nb::handle owner) {
 
 nb::object array_of(std::vector<std::int32_t> values) {
   auto* owned = new std::vector<std::int32_t>(std::move(values));
-  const nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<std::int32_t>*>(p); });
+  const nb::capsule owner(
+      owned, [](void* p) noexcept { delete static_cast<std::vector<std::int32_t>*>(p); });
   return view_of(std::span<const std::int32_t>(*owned), owner);
 }
 
@@ -328,8 +361,10 @@ StagedArray staged_of(std::string_view key, nb::handle source, std::vector<nb::n
     raw = source.attr("view")(size_of(array.dtype) == 1 ? "uint8" : "uint16");
   }
   nb::ndarray<> imported;
-  if (!nb::try_cast<nb::ndarray<>>(raw, imported) || imported.device_type() != nb::device::cpu::value) {
-    throw InvalidArgument(fmt::format("into['{}']: want a writable NumPy array in host memory", key));
+  if (!nb::try_cast<nb::ndarray<>>(raw, imported) ||
+      imported.device_type() != nb::device::cpu::value) {
+    throw InvalidArgument(
+        fmt::format("into['{}']: want a writable NumPy array in host memory", key));
   }
   if (imported.ndim() == 0 || imported.ndim() > max_staged_rank) {
     throw InvalidArgument(fmt::format("into['{}'] has {} dimensions; accepted: 1 to {}", key,

@@ -1,6 +1,7 @@
-// One thread owns a manager and its pool. C++ callers are told so; Python callers, whose threads run while
-// the GIL is released inside a call, are stopped: a second call that comes while one is under way raises
-// instead of corrupting records. Read and written with the GIL held only, so it needs no atomics.
+// One thread owns a manager and its pool. C++ callers are told so; Python callers, whose threads
+// run while the GIL is released inside a call, are stopped: a second call that comes while one is
+// under way raises instead of corrupting records. Read and written with the GIL held only, so it
+// needs no atomics.
 #pragma once
 
 #include <thread>

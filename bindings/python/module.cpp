@@ -7,8 +7,8 @@ namespace {
 
 namespace nb = nanobind;
 
-// inspect.signature asks a call's type for __signature__. nanobind's types of calls are closed to Python,
-// but they are this package's own (NB_DOMAIN), so it may add to them.
+// inspect.signature asks a call's type for __signature__. nanobind's types of calls are closed to
+// Python, but they are this package's own (NB_DOMAIN), so it may add to them.
 void set_attribute(PyTypeObject* type, const char* name, nb::handle value) {
   if (PyDict_SetItemString(type->tp_dict, name, value.ptr()) != 0) throw nb::python_error();
   PyType_Modified(type);
@@ -27,11 +27,13 @@ void tell_signatures(nb::handle of_call, nb::handle of_bound_call) {
 
 NB_MODULE(_kvleaf, module) {
   module.doc() = "kvleaf in C++. Import `kvleaf`.";
-  // What is left when an interpreter ends is Python's own order of dying, not a leak of ours; tests turn
-  // the warnings on to see that there is none.
+  // What is left when an interpreter ends is Python's own order of dying, not a leak of ours; tests
+  // turn the warnings on to see that there is none.
   nanobind::set_leak_warnings(false);
-  module.def("_set_leak_warnings", [](bool on) { nanobind::set_leak_warnings(on); }, nanobind::arg("on"));
-  module.def("_tell_signatures", &tell_signatures, nanobind::arg("of_call"), nanobind::arg("of_bound_call"));
+  module.def(
+      "_set_leak_warnings", [](bool on) { nanobind::set_leak_warnings(on); }, nanobind::arg("on"));
+  module.def("_tell_signatures", &tell_signatures, nanobind::arg("of_call"),
+             nanobind::arg("of_bound_call"));
   kvleaf::python::bind_errors(module);
   kvleaf::python::bind_leaf(module);
   kvleaf::python::bind_pool(module);

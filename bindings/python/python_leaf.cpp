@@ -49,7 +49,7 @@ BoundRows rows_of(const std::string& what, nb::handle key, nb::handle range) {
     throw InvalidArgument(fmt::format("{} gave {} for {}; accepted: range(begin, end)", what,
                                       shown(range), shown(key)));
   }
-  return {nb::cast<std::string>(key), begin.u64(what.c_str()), end.u64(what.c_str())};
+  return {name_in(key, what.c_str()), begin.u64(what.c_str()), end.u64(what.c_str())};
 }
 
 nb::dict views_of(StagedArrays into) {
@@ -62,11 +62,7 @@ nb::dict views_of(StagedArrays into) {
 
 }  // namespace
 
-bool PythonLeaf::get_bool(const char* name) const {
-  const int truth = PyObject_IsTrue(self_.attr(name).ptr());
-  if (truth < 0) throw nb::python_error();
-  return truth == 1;
-}
+bool PythonLeaf::get_bool(const char* name) const { return truth_of(self_.attr(name)); }
 
 std::uint32_t PythonLeaf::get_u32(const char* name) const {
   return u32_of(called(name), self_.attr(name));
@@ -80,8 +76,8 @@ StateKernel PythonLeaf::get_state_kernel() const {
   return require_state_kernel(nb::str(nb::object(self_.attr("state_kernel"))).c_str());
 }
 
-// step_tokens is an addition to the method's first form, (num_blocks, *, enable_prefix_caching), and an
-// override may be of that form: its figure is then that of one token a step.
+// step_tokens is an addition to the method's first form, (num_blocks, *, enable_prefix_caching),
+// and an override may be of that form: its figure is then that of one token a step.
 bool PythonLeaf::takes_step_tokens(const nb::object& method) {
   const PyObject* function = nb::getattr(method, "__func__", method).ptr();
   if (function == inspected_) return takes_step_tokens_;
@@ -90,39 +86,44 @@ bool PythonLeaf::takes_step_tokens(const nb::object& method) {
   for (const nb::handle parameter : nb::iter(signature.attr("parameters").attr("values")())) {
     takes_step_tokens_ |=
         nb::str(nb::object(parameter.attr("name"))).c_str() == std::string_view("step_tokens") ||
-        nb::str(nb::object(parameter.attr("kind").attr("name"))).c_str() == std::string_view("VAR_KEYWORD");
+        nb::str(nb::object(parameter.attr("kind").attr("name"))).c_str() ==
+            std::string_view("VAR_KEYWORD");
   }
   inspected_ = function;
   return takes_step_tokens_;
 }
 
-std::uint32_t PythonLeaf::call_blocks_to_reserve(std::uint32_t num_blocks, std::uint32_t tokens_per_page,
+std::uint32_t PythonLeaf::call_blocks_to_reserve(std::uint32_t num_blocks,
+                                                 std::uint32_t tokens_per_page,
                                                  ReserveOptions options) {
   page_tokens = tokens_per_page;
   const nb::object method = self_.attr("blocks_to_reserve");
   const std::string what = called("blocks_to_reserve");
   if (takes_step_tokens(method)) {
-    return u32_of(what, method(num_blocks, nb::arg("enable_prefix_caching") = options.enable_prefix_caching,
-                               nb::arg("step_tokens") = options.step_tokens));
+    return u32_of(
+        what, method(num_blocks, nb::arg("enable_prefix_caching") = options.enable_prefix_caching,
+                     nb::arg("step_tokens") = options.step_tokens));
   }
-  // What more tokens in a step add to the reach they add to it too, whatever it holds beside the reach.
-  const std::uint64_t one =
-      u32_of(what, method(num_blocks, nb::arg("enable_prefix_caching") = options.enable_prefix_caching));
+  // What more tokens in a step add to the reach they add to it too, whatever it holds beside the
+  // reach.
+  const std::uint64_t one = u32_of(
+      what, method(num_blocks, nb::arg("enable_prefix_caching") = options.enable_prefix_caching));
   const auto reach = [&](std::uint32_t step_tokens) -> std::uint64_t {
-    return base_blocks_to_reserve(num_blocks, tokens_per_page,
-                                  {.enable_prefix_caching = options.enable_prefix_caching,
-                                   .step_tokens = step_tokens});
+    return base_blocks_to_reserve(
+        num_blocks, tokens_per_page,
+        {.enable_prefix_caching = options.enable_prefix_caching, .step_tokens = step_tokens});
   };
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(
       one + reach(options.step_tokens) - reach(1), std::numeric_limits<std::uint32_t>::max()));
 }
 
-StagedInputs PythonLeaf::call_staged_input_shapes(std::uint32_t batch, std::uint32_t num_blocks) const {
+StagedInputs PythonLeaf::call_staged_input_shapes(std::uint32_t batch,
+                                                  std::uint32_t num_blocks) const {
   const std::string what = called("staged_input_shapes");
   const nb::dict shapes = dict_of(what, self_.attr("staged_input_shapes")(batch, num_blocks));
   if (shapes.size() > max_staged_inputs) {
-    throw InvalidArgument(fmt::format("{} gave {} inputs; accepted: at most {}", what, shapes.size(),
-                                      max_staged_inputs));
+    throw InvalidArgument(fmt::format("{} gave {} inputs; accepted: at most {}", what,
+                                      shapes.size(), max_staged_inputs));
   }
   StagedInputs inputs;
   for (const auto [key, value] : shapes) {
@@ -132,15 +133,20 @@ StagedInputs PythonLeaf::call_staged_input_shapes(std::uint32_t batch, std::uint
       shape = value[0];
       dtype = value[1];
     } else {
-      throw InvalidArgument(
-          fmt::format("{} gave {}: {}; accepted: a str: (shape, dtype)", what, shown(key), shown(value)));
+      throw InvalidArgument(fmt::format("{} gave {}: {}; accepted: a str: (shape, dtype)", what,
+                                        shown(key), shown(value)));
     }
-    StagedInput input{interned(nb::str(key).c_str()), {}, dtype_of_python(dtype)};
+    StagedInput input{interned(nb::str(key).c_str()), {}, DType::int32};
+    try {
+      input.dtype = dtype_of_python(dtype);
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(fmt::format("{}: dtype of '{}': {}", what, input.key, error.what()));
+    }
     const std::vector<std::uint32_t> extents =
         u32s_of(shape, fmt::format("{}: shape of '{}'", what, input.key).c_str());
     if (extents.empty() || extents.size() > max_staged_rank) {
-      throw InvalidArgument(fmt::format("{} gave '{}' {} dimensions; accepted: 1 to {}", what, input.key,
-                                        extents.size(), max_staged_rank));
+      throw InvalidArgument(fmt::format("{} gave '{}' {} dimensions; accepted: 1 to {}", what,
+                                        input.key, extents.size(), max_staged_rank));
     }
     input.shape.assign(extents.begin(), extents.end());
     inputs.push_back(input);
@@ -186,8 +192,8 @@ std::vector<std::pair<BoundRows, BoundRows>> PythonLeaf::call_bound_row_copies(B
   for (const auto [key, pair] :
        dict_of(what, self_.attr("bound_row_copies")(src.value(), dst.value()))) {
     if (!PyTuple_Check(pair.ptr()) || nb::len(pair) != 2) {
-      throw InvalidArgument(fmt::format("{} gave {} for {}; accepted: (range, range)", what, shown(pair),
-                                        shown(key)));
+      throw InvalidArgument(fmt::format("{} gave {} for {}; accepted: (range, range)", what,
+                                        shown(pair), shown(key)));
     }
     copies.emplace_back(rows_of(what, key, pair[0]), rows_of(what, key, pair[1]));
   }

@@ -1,6 +1,7 @@
-// A leaf kind written in Python. The library calls virtual functions and knows nothing of Python; each of
-// them asks here whether the instance's class defines the method of that name, and calls it or the shipped
-// behaviour. What a Python method raises passes through the library as the very same exception.
+// A leaf kind written in Python. The library calls virtual functions and knows nothing of Python;
+// each of them asks here whether the instance's class defines the method of that name, and calls it
+// or the shipped behaviour. What a Python method raises passes through the library as the very same
+// exception.
 #pragma once
 
 #include <optional>
@@ -12,15 +13,17 @@
 
 namespace kvleaf::python {
 
-/// Keeps the owner of the arrays that leaves are writing into, so that a NumPy view which a Python leaf
-/// puts away outlives nothing. One per call into a planner, innermost last; per thread.
+/// Keeps the owner of the arrays that leaves are writing into, so that a NumPy view which a Python
+/// leaf puts away outlives nothing. One per call into a planner, innermost last; per thread.
 class StagingOwner {
  public:
   explicit StagingOwner(nb::handle owner) noexcept : previous_(current_) { current_ = owner; }
   ~StagingOwner() { current_ = previous_; }
   StagingOwner(const StagingOwner&) = delete;
   StagingOwner& operator=(const StagingOwner&) = delete;
-  static nb::handle current() noexcept { return current_.is_valid() ? current_ : nb::handle(Py_None); }
+  static nb::handle current() noexcept {
+    return current_.is_valid() ? current_ : nb::handle(Py_None);
+  }
 
  private:
   static thread_local nb::handle current_;
@@ -33,20 +36,23 @@ class PythonLeaf {
   explicit PythonLeaf(nb::handle self) noexcept : self_(self) {}
   virtual ~PythonLeaf() = default;
 
-  /// tokens_per_page of a leaf that leaves it to its cache: the page of the manager that asked last.
+  /// tokens_per_page of a leaf that leaves it to its cache: the page of the manager that asked
+  /// last.
   std::uint32_t page_tokens = 16;
 
   // The shipped behaviour, whatever Python overrides: what super().method(…) means.
   virtual bool base_cacheable() const = 0;
   virtual std::uint32_t base_slots_per_page(std::uint32_t tokens_per_page) const = 0;
-  virtual std::uint32_t base_blocks_to_reserve(std::uint32_t num_blocks, std::uint32_t tokens_per_page,
+  virtual std::uint32_t base_blocks_to_reserve(std::uint32_t num_blocks,
+                                               std::uint32_t tokens_per_page,
                                                ReserveOptions options) const = 0;
   virtual std::uint32_t base_rollback() const = 0;
   virtual StateKernel base_state_kernel() const = 0;
   virtual std::uint32_t base_layers() const = 0;
   virtual bool base_emits_in_chunk() const = 0;
   virtual bool base_stages_live_span() const = 0;
-  virtual StagedInputs base_staged_input_shapes(std::uint32_t batch, std::uint32_t num_blocks) const = 0;
+  virtual StagedInputs base_staged_input_shapes(std::uint32_t batch,
+                                                std::uint32_t num_blocks) const = 0;
   virtual void base_write_staged_inputs(std::span<const std::span<const BlockId>> plans,
                                         StagedArrays into) const = 0;
   virtual void base_write_staged_delta(std::span<const RowDelta> rows, StagedArrays into) const = 0;
@@ -66,16 +72,18 @@ class PythonLeaf {
   std::uint32_t call_u32(const char* name, std::uint32_t argument) const;
   StateKernel get_state_kernel() const;
   StagedInputs call_staged_input_shapes(std::uint32_t batch, std::uint32_t num_blocks) const;
-  void call_write_staged_inputs(std::span<const std::span<const BlockId>> plans, StagedArrays into) const;
+  void call_write_staged_inputs(std::span<const std::span<const BlockId>> plans,
+                                StagedArrays into) const;
   void call_write_staged_delta(std::span<const RowDelta> rows, StagedArrays into) const;
   std::vector<BoundRows> call_bound_row_span(BlockId block) const;
-  std::vector<std::pair<BoundRows, BoundRows>> call_bound_row_copies(BlockId src, BlockId dst) const;
+  std::vector<std::pair<BoundRows, BoundRows>> call_bound_row_copies(BlockId src,
+                                                                     BlockId dst) const;
   nb::object attr(const char* name) const { return self_.attr(name); }
 
  private:
   bool takes_step_tokens(const nb::object& method);
 
-  nb::handle self_;  // the Python object that this lies in
+  nb::handle self_;                      // the Python object that this lies in
   const PyObject* inspected_ = nullptr;  // the function whose signature was read, and what it said
   bool takes_step_tokens_ = false;
 };
@@ -102,7 +110,8 @@ class Subclassed final : public Base, public PythonLeaf {
     if (!overrides("blocks_to_reserve")) {
       return Base::blocks_to_reserve(num_blocks, tokens_per_page, options);
     }
-    return const_cast<Subclassed*>(this)->call_blocks_to_reserve(num_blocks, tokens_per_page, options);
+    return const_cast<Subclassed*>(this)->call_blocks_to_reserve(num_blocks, tokens_per_page,
+                                                                 options);
   }
   std::uint32_t rollback() const override {
     const nb::gil_scoped_acquire gil;
@@ -150,7 +159,8 @@ class Subclassed final : public Base, public PythonLeaf {
     const nb::gil_scoped_acquire gil;
     return overrides("bound_row_span") ? call_bound_row_span(block) : Base::bound_row_span(block);
   }
-  std::vector<std::pair<BoundRows, BoundRows>> bound_row_copies(BlockId src, BlockId dst) const override {
+  std::vector<std::pair<BoundRows, BoundRows>> bound_row_copies(BlockId src,
+                                                                BlockId dst) const override {
     const nb::gil_scoped_acquire gil;
     return overrides("bound_row_copies") ? call_bound_row_copies(src, dst)
                                          : Base::bound_row_copies(src, dst);
@@ -173,7 +183,8 @@ class Subclassed final : public Base, public PythonLeaf {
   std::uint32_t base_layers() const override { return Base::layers(); }
   bool base_emits_in_chunk() const override { return Base::emits_in_chunk(); }
   bool base_stages_live_span() const override { return Base::stages_live_span(); }
-  StagedInputs base_staged_input_shapes(std::uint32_t batch, std::uint32_t num_blocks) const override {
+  StagedInputs base_staged_input_shapes(std::uint32_t batch,
+                                        std::uint32_t num_blocks) const override {
     return Base::staged_input_shapes(batch, num_blocks);
   }
   void base_write_staged_inputs(std::span<const std::span<const BlockId>> plans,

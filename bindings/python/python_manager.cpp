@@ -23,11 +23,12 @@ nb::object find(const nb::dict& dict, nb::handle key) {
 Manager::Manager(nb::handle leaves, const ManagerOptions& options) {
   Leaves regions;
   for (const nb::handle leaf : nb::iter(leaves)) {
-    if (!nb::isinstance<KVLeafRegion>(leaf) || !nb::inst_ready(leaf)) {
-      throw InvalidArgument(fmt::format("leaves[{}] is of type {}; accepted: a KVLeafRegion that was initialised",
-                                        regions.size(), Py_TYPE(leaf.ptr())->tp_name));
+    auto* region = instance_of<KVLeafRegion>(leaf);
+    if (region == nullptr) {
+      throw InvalidArgument(
+          fmt::format("leaves[{}] is of type {}; accepted: a KVLeafRegion that was initialised",
+                      regions.size(), Py_TYPE(leaf.ptr())->tp_name));
     }
-    auto* region = nb::cast<KVLeafRegion*>(leaf);
     if (auto* python = dynamic_cast<PythonLeaf*>(region)) python->page_tokens = options.page_tokens;
     leaves_.append(leaf);
     leaf_ids_.append(nb::str(region->leaf_id().c_str()));
@@ -42,7 +43,8 @@ bool Manager::knows(nb::handle name) const { return find(ids_, name).is_valid();
 
 RequestId Manager::id_of(nb::handle name) const {
   const nb::object id = find(ids_, name);
-  if (!id.is_valid()) throw RequestError(fmt::format("request {} is unknown", nb::repr(name).c_str()));
+  if (!id.is_valid())
+    throw RequestError(fmt::format("request {} is unknown", nb::repr(name).c_str()));
   return RequestId(nb::cast<std::uint64_t>(id));
 }
 
@@ -97,8 +99,8 @@ std::vector<StepRequest> Manager::batch_of(nb::handle source) const {
     Whole tokens;
     if (!PySequence_Check(row.ptr()) || nb::len(row) != 2 ||
         !Whole::read(nb::object(row[1]), tokens)) {
-      throw InvalidArgument(
-          fmt::format("batch[{}] is {}; accepted: (request, new_tokens)", batch.size(), nb::repr(row).c_str()));
+      throw InvalidArgument(fmt::format("batch[{}] is {}; accepted: (request, new_tokens)",
+                                        batch.size(), nb::repr(row).c_str()));
     }
     batch.push_back({id_of(nb::object(row[0])), tokens.u32("new_tokens")});
   }
@@ -115,7 +117,8 @@ nb::list Manager::began(StepId step, std::span<const RequestId> served) {
 StepId Manager::step_of(nb::handle step) {
   Whole whole;
   if (!Whole::read(step, whole) && !Whole::read(nb::getattr(step, "id", nb::none()), whole)) {
-    throw InvalidArgument(fmt::format("step is {}; accepted: the id of a step", nb::repr(step).c_str()));
+    throw InvalidArgument(
+        fmt::format("step is {}; accepted: the id of a step", nb::repr(step).c_str()));
   }
   return StepId(whole.u64("step"));
 }
@@ -178,7 +181,8 @@ nb::list Manager::copies_of(std::span<const BlockCopy> copies) const {
 
 nb::list Manager::fills_of(std::span<const ZeroFill> fills) const {
   nb::list list;
-  for (const ZeroFill& fill : fills) list.append(nb::make_tuple(leaf_id(fill.leaf), fill.block.value()));
+  for (const ZeroFill& fill : fills)
+    list.append(nb::make_tuple(leaf_id(fill.leaf), fill.block.value()));
   return list;
 }
 

@@ -1,6 +1,7 @@
-// BlockManager as Python sees it: requests by any hashable, leaves by name. The C++ manager knows requests
-// by 64-bit ids; a name is given a fresh one when it is admitted or forked, so a request that is released
-// in flight and admitted again under the same name is another request, as it should be.
+// BlockManager as Python sees it: requests by any hashable, leaves by name. The C++ manager knows
+// requests by 64-bit ids; a name is given a fresh one when it is admitted or forked, so a request
+// that is released in flight and admitted again under the same name is another request, as it
+// should be.
 #pragma once
 
 #include <concepts>
@@ -28,7 +29,8 @@ class Manager {
   nb::list leaves() const { return nb::list(leaves_); }
   nb::handle leaf_id(LeafId leaf) const { return leaf_ids_[leaf.value()]; }
 
-  /// Calls `f` alone and without the GIL. Ids in messages are replaced by the names that Python gave.
+  /// Calls `f` alone and without the GIL. Ids in messages are replaced by the names that Python
+  /// gave.
   template <std::invocable F>
   auto alone(F&& f) const {
     const Exclusive::Use use(exclusive_, "this manager");

@@ -13,7 +13,9 @@ namespace kvleaf::python {
 class Pool {
  public:
   Pool(Geometry geometry, PoolOptions options)
-      : own_(std::make_unique<BlockPool>(std::move(geometry), options)), pool_(own_.get()), exclusive_(&own_use_) {}
+      : own_(std::make_unique<BlockPool>(std::move(geometry), options)),
+        pool_(own_.get()),
+        exclusive_(&own_use_) {}
   /// The pool of `manager`, which it keeps alive.
   Pool(BlockPool& pool, Exclusive& exclusive, nb::object manager)
       : pool_(&pool), exclusive_(&exclusive), manager_(std::move(manager)) {}

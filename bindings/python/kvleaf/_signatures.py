@@ -1,4 +1,4 @@
-"""inspect.signature for compiled calls, so that help(), editors and tests see names and defaults."""
+"""inspect.signature for compiled calls: help(), editors and tests see names and defaults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvleaf import _kvleaf
 
 
 def install(public: Iterable[Any]) -> None:
-    """Names the package as the home of what is public, and makes compiled calls tell their signature."""
+    """Names the package as the home of what is public; compiled calls tell their signature."""
     for thing in public:
         if isinstance(thing, type):
             thing.__module__ = "kvleaf"
@@ -43,10 +43,15 @@ def _signature(function: Any) -> inspect.Signature:
         return ast.literal_eval(node)
 
     def parameter(argument: ast.arg, kind: Any, default: ast.expr | None) -> inspect.Parameter:
-        annotation = ast.unparse(argument.annotation) if argument.annotation else inspect.Parameter.empty
-        return inspect.Parameter(argument.arg, kind, default=value_of(default), annotation=annotation)
+        annotation = (
+            ast.unparse(argument.annotation) if argument.annotation else inspect.Parameter.empty
+        )
+        return inspect.Parameter(
+            argument.arg, kind, default=value_of(default), annotation=annotation
+        )
 
-    positional = [(a, inspect.Parameter.POSITIONAL_ONLY) for a in arguments.posonlyargs]
+    positional: list[tuple[ast.arg, Any]] = []
+    positional += [(a, inspect.Parameter.POSITIONAL_ONLY) for a in arguments.posonlyargs]
     positional += [(a, inspect.Parameter.POSITIONAL_OR_KEYWORD) for a in arguments.args]
     values: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
     values += arguments.defaults
