@@ -214,7 +214,7 @@ void BlockManager::Impl::claim(Request& r, const Found& found, std::uint32_t hit
       row.slots.assign(ceil_div(tokens, info.tokens_per_page), null_block);
       row.note_change(0);
       row.first = 0;
-      if (!info.tree || hit == 0) continue;
+      if (!info.tree || tokens == 0) continue;
       const SlotReach reach = info.pattern.slots(tokens, info.tokens_per_page);
       row.first = std::min(reach.tail_begin, slots);
       for (const TreePath::Part& part : found.path.parts) {

@@ -40,6 +40,14 @@ class LastWriter {
     return writer != leaf.value() && writer != untouched;
   }
 
+  /// The block was drawn for `leaf`, but nothing cleared or wrote it: its bytes are still somebody's.
+  void forget(LeafId leaf, BlockId block) noexcept {
+    const Leaf& of = leaves_[leaf.value()];
+    const std::uint32_t huge = (block.value() - 1) / of.ratio;
+    if (huge_blocks_[huge].page_class != of.page_class) return;  // forgotten with the whole huge block
+    writers_[std::size_t{huge} * most_ + (block.value() - 1) % of.ratio] = somebody;
+  }
+
   /// Huge blocks behind the old end hold fresh, zeroed memory.
   void resize(std::uint64_t huge_blocks) {
     huge_blocks_.resize(huge_blocks);

@@ -45,7 +45,6 @@ void BlockManager::Impl::audit() const {
       const State& state = r->states[info_[leaf].kind_index];
       for (const BlockId block : state.ring) hold(LeafId{leaf}, block);
       if (state.read) hold(LeafId{leaf}, *state.read);
-      if (state.source) hold(LeafId{leaf}, *state.source);
       for (const PendingCheckpoint& pending : r->unfiled) hold(LeafId{leaf}, pending.blocks[info_[leaf].kind_index]);
     }
     for (const std::uint32_t leaf : scratch_) {
@@ -60,6 +59,7 @@ void BlockManager::Impl::audit() const {
     const StepRecord& record = steps_[step % steps_.size()];
     for (const auto& [leaf, block] : record.returning) hold(leaf, block);
     for (const PendingCopy& copy : record.held_copies) hold(copy.leaf, copy.src);
+    for (const StepRecord::Source& source : record.sources) hold(source.leaf, source.block);
     for (const StepRecord::Entry& entry : record.entries) entries += entry.request != nullptr ? 1 : 0;
   }
   if (entries != in_flight) broken(fmt::format("rows of live requests in steps in flight {} == steps counted by requests {}", entries, in_flight));

@@ -55,10 +55,20 @@ struct StepRecord {
     RequestId id{0};
     std::uint32_t begin = 0;
     std::uint32_t count = 0;
+    std::uint32_t known = 0;     // ids known when it was begun
     bool cleared_state = false;  // its states were zero-filled in this step
+  };
+  /// What a state is read from, where that is not the block it is written to; one reference, freed
+  /// when the step settles.
+  struct Source {
+    Request* request = nullptr;  // null once released
+    LeafId leaf{0};
+    BlockId block{0};
+    bool was_live = false;  // it was the live state until this step; else a checkpoint
   };
   std::vector<Entry> entries;
   std::vector<std::pair<LeafId, BlockId>> returning;  // one reference each, freed when it settles
+  std::vector<Source> sources;
   std::vector<PendingCopy> held_copies;  // listed copies whose sources are referenced until it settles
 };
 
@@ -174,6 +184,12 @@ class BlockManager::Impl {
   void unslide(Request& r, std::uint32_t tokens);
   void cut_rows(Request& r, std::uint32_t tokens);
   void add_copy(StepRecord& record, LeafId leaf, BlockId src, BlockId dst);
+  void add_source(StepRecord& record, Request& r, const LeafInfo& leaf, BlockId block, bool was_live);
+  void take_back_sources(StepRecord& record, Request& r, std::uint32_t begin);
+  /// Whether some request has the block, or a copy that waits for the next step reads it.
+  bool held(LeafId leaf, BlockId block) const;
+  template <class Which>
+  void drop_unfiled(Request& r, Which&& which);
   void back_to(Request& r, std::uint32_t tokens);
   bool can_go_back(const Request& r, std::uint32_t tokens) const;
   std::uint32_t deepest_return(const Request& r, std::uint32_t at_most) const;
@@ -206,8 +222,10 @@ class BlockManager::Impl {
   void leave(Request& r);
   void give_back(Request& r, LeafId leaf, BlockId block);
   void give_back_all(Request& r);
+  void cut_tokens(Request& r, std::uint32_t tokens);
   void forget_own(Request& r, std::uint32_t from_tokens);
-  void drop_pending_copy(LeafId leaf, BlockId dst);
+  /// The block is given up: what was to be done to it first is dropped, and its bytes are nobody's.
+  void drop_pending(LeafId leaf, BlockId block);
 
   std::vector<BlockPool::Demand> demand_;   // scratch of serve
   std::vector<BlockId> drawn_;              // scratch of serve

@@ -55,7 +55,7 @@ struct State {
   std::vector<BlockId> ring;
   std::uint32_t valid_from = 0;   // states after valid_from … planned tokens are in the ring
   std::optional<BlockId> read;    // what the next step reads instead of the ring: a checkpoint, referenced
-  std::optional<BlockId> source;  // what the step `source_step` reads, referenced until it settles
+  std::optional<BlockId> source;  // what the step `source_step` reads; its record holds the reference
   std::uint64_t source_step = 0;
   bool fresh = true;  // the next step must clear what it reads: nothing was computed yet
 

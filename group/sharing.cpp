@@ -62,6 +62,9 @@ void BlockManager::Impl::leave(Request& r) {
     for (StepRecord::Entry& entry : record_of(step)->entries) {
       if (entry.request == &r) entry.request = nullptr;
     }
+    for (StepRecord::Source& source : record_of(step)->sources) {
+      if (source.request == &r) source.request = nullptr;
+    }
   }
   const auto it = requests_.find(r.id);
   std::unique_ptr<Request> owned = std::move(it->second);
@@ -80,12 +83,19 @@ void BlockManager::Impl::give_back(Request& r, LeafId leaf, BlockId block) {
   pool_->free(leaf, block);
 }
 
-void BlockManager::Impl::drop_pending_copy(LeafId leaf, BlockId dst) {
-  const auto it = std::find_if(pending_copies_.begin(), pending_copies_.end(),
-                               [&](const PendingCopy& c) { return c.leaf == leaf && c.dst == dst; });
-  if (it == pending_copies_.end()) return;
-  pool_->free(it->leaf, it->src);
-  pending_copies_.erase(it);
+void BlockManager::Impl::drop_pending(LeafId leaf, BlockId block) {
+  const auto copy = std::find_if(pending_copies_.begin(), pending_copies_.end(),
+                                 [&](const PendingCopy& c) { return c.leaf == leaf && c.dst == block; });
+  if (copy != pending_copies_.end()) {
+    pool_->free(copy->leaf, copy->src);
+    pending_copies_.erase(copy);
+    last_writer_->forget(leaf, block);
+  }
+  const auto fill = std::find(pending_fills_.begin(), pending_fills_.end(), ZeroFill{leaf, block});
+  if (fill != pending_fills_.end()) {
+    pending_fills_.erase(fill);
+    last_writer_->forget(leaf, block);
+  }
 }
 
 Value BlockManager::Impl::value_with_kept(const Request& r, const LeafInfo& info, BlockId block, std::uint32_t slot,
@@ -104,7 +114,7 @@ void BlockManager::Impl::give_back_all(Request& r) {
       if (pool_->committed(info.id, block)) {
         pool_->revalue(info.id, block, value_with_kept(r, info, block, slot, kept_slot(r, info, slot)));
       }
-      drop_pending_copy(info.id, block);
+      drop_pending(info.id, block);
       give_back(r, info.id, block);
     };
     for (std::size_t i = 0; i < row.leaving.size(); ++i) give(static_cast<std::uint32_t>(row.leaving_first + i), row.leaving[i]);
@@ -116,18 +126,20 @@ void BlockManager::Impl::give_back_all(Request& r) {
     State& state = r.states[info_[leaf].kind_index];
     for (const BlockId block : state.ring) {
       if (block == null_block) continue;
-      drop_pending_copy(LeafId{leaf}, block);
+      drop_pending(LeafId{leaf}, block);
       give_back(r, LeafId{leaf}, block);
     }
     if (state.read) give_back(r, LeafId{leaf}, *state.read);
-    if (state.source) give_back(r, LeafId{leaf}, *state.source);
     for (const PendingCheckpoint& pending : r.unfiled) {
       const BlockId block = pending.blocks[info_[leaf].kind_index];
       if (block != null_block) give_back(r, LeafId{leaf}, block);
     }
   }
   for (const std::uint32_t leaf : scratch_) {
-    if (const auto block = r.scratch[info_[leaf].kind_index]) give_back(r, LeafId{leaf}, *block);
+    if (const auto block = r.scratch[info_[leaf].kind_index]) {
+      drop_pending(LeafId{leaf}, *block);
+      give_back(r, LeafId{leaf}, *block);
+    }
   }
   if (r.encoder != nullptr) {
     EncoderNode& node = *r.encoder;
@@ -169,7 +181,11 @@ void BlockManager::Impl::forget_own(Request& r, std::uint32_t from_tokens) {
         const State& state = r.states[info.kind_index];
         for (const BlockId live : state.ring) own += live == block ? 1 : 0;
         own += state.read == block ? 1 : 0;
-        own += state.source == block ? 1 : 0;
+      }
+      for (std::uint64_t step = first_step_; step < next_step_; ++step) {
+        for (const StepRecord::Source& source : record_of(step)->sources) {
+          own += source.request == &r && source.leaf == info.id && source.block == block ? 1 : 0;
+        }
       }
       if (pool_->references(info.id, block) <= own) forget(info.id.value(), segment, page);
     }
@@ -342,12 +358,16 @@ void BlockManager::Impl::rewind(RequestId id, std::uint32_t tokens) {
   } else if (tokens > r.computed && tokens > r.known()) {
     throw RequestError(fmt::format("request {} knows {} tokens; it cannot be rewound to {}", id.value(), r.known(), tokens));
   }
+  cut_tokens(r, tokens);
+  std::erase_if(prompts_, [](const Request* q) { return q->planned >= q->prompt; });
+  if (!guaranteed_.empty()) form_promises();
+}
+
+void BlockManager::Impl::cut_tokens(Request& r, std::uint32_t tokens) {
   if (r.known() > tokens) r.tokens.resize(tokens);
   r.prompt = std::min(r.prompt, tokens);
   r.hit = std::min(r.hit, tokens);
   std::erase_if(r.kept, [&](std::uint32_t boundary) { return boundary > tokens; });
-  std::erase_if(prompts_, [](const Request* q) { return q->planned >= q->prompt; });
-  if (!guaranteed_.empty()) form_promises();
 }
 
 // ---- reset -----------------------------------------------------------------------------------------

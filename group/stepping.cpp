@@ -44,19 +44,16 @@ const Step& BlockManager::Impl::begin_step(std::span<const StepRequest> batch) {
   record.step.served.clear();
   record.step.refused.clear();
   record.step.copies.clear();
-  record.step.zero_fills.clear();
   record.entries.clear();
   ++next_step_;
 
+  record.step.zero_fills.assign(pending_fills_.begin(), pending_fills_.end());
+  pending_fills_.clear();
   for (const PendingCopy& copy : pending_copies_) {
-    record.step.copies.push_back({copy.leaf, copy.src, copy.dst});
+    add_copy(record, copy.leaf, copy.src, copy.dst);
     record.held_copies.push_back(copy);
   }
   pending_copies_.clear();
-  for (const ZeroFill& fill : pending_fills_) {
-    if (pool_->references(fill.leaf, fill.block) > 0) record.step.zero_fills.push_back(fill);
-  }
-  pending_fills_.clear();
 
   if (!guaranteed_.empty()) form_promises();
   for (const StepRequest& row : batch) {
@@ -92,7 +89,39 @@ void BlockManager::Impl::add_copy(StepRecord& record, LeafId leaf, BlockId src, 
       return;
     }
   }
+  for (BlockCopy& copy : record.step.copies) {
+    if (copy.leaf == leaf && copy.dst == dst) {  // an older state that nobody will read there
+      copy.src = src;
+      return;
+    }
+  }
   record.step.copies.push_back({leaf, src, dst});
+}
+
+void BlockManager::Impl::add_source(StepRecord& record, Request& r, const LeafInfo& leaf, BlockId block, bool was_live) {
+  State& state = r.states[leaf.kind_index];
+  state.source = block;
+  state.source_step = record.step.id.value();
+  record.sources.push_back({&r, leaf.id, block, was_live});
+}
+
+void BlockManager::Impl::take_back_sources(StepRecord& record, Request& r, std::uint32_t begin) {
+  // The step did not take place: what it read is still held, and nobody wrote to it.
+  for (StepRecord::Source& source : record.sources) {
+    if (source.request != &r) continue;
+    State& state = r.states[info_[source.leaf.value()].kind_index];
+    state.source.reset();
+    if (source.was_live) {
+      BlockId& live = state.at(begin);
+      pool_->free(source.leaf, live);
+      live = source.block;
+      state.valid_from = begin;
+    } else {
+      if (state.read) pool_->free(source.leaf, *state.read);
+      state.read = source.block;
+    }
+  }
+  std::erase_if(record.sources, [&](const StepRecord::Source& source) { return source.request == &r; });
 }
 
 bool BlockManager::Impl::shared(LeafId leaf, BlockId block) const {
@@ -189,7 +218,7 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
     last_writer_->draw(info.id, drawn_[next]);
     return drawn_[next++];
   };
-  StepRecord::Entry entry{&r, r.id, n, new_tokens, false};
+  StepRecord::Entry entry{&r, r.id, n, new_tokens, r.known(), false};
   for (const std::uint32_t leaf : text_) {
     const LeafInfo& info = info_[leaf];
     Row& row = r.rows[leaf];
@@ -224,6 +253,7 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
     State& state = r.states[info.kind_index];
     const std::uint32_t blocks = info.leaf->rollback() + 1;
     if (state.ring.empty()) state.ring.assign(blocks, null_block);
+    bool was_live = false;
     if (state.lacks(info.leaf->rollback()) > 0) {
       for (BlockId& block : state.ring) {
         if (block == null_block) block = take(info);
@@ -233,10 +263,10 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
       const BlockId old = state.at(n);
       state.at(n) = take(info);
       state.read = old;
+      was_live = true;
     }
     if (state.read) {
-      state.source = state.read;
-      state.source_step = record.step.id.value();
+      add_source(record, r, info, *state.read, was_live);
       state.read.reset();
       if (info.leaf->state_kernel() == StateKernel::in_place) add_copy(record, info.id, *state.source, state.at(end));
     } else if (state.fresh) {
@@ -354,7 +384,7 @@ void BlockManager::Impl::due_checkpoint(Request& r, StepRecord& record, StepReco
   for (const std::uint32_t leaf : states_) {
     const LeafInfo& info = info_[leaf];
     State& state = r.states[info.kind_index];
-    if (!info.tree) continue;
+    if (!info.tree || next == demand_.size() || demand_[next].leaf != info.id) continue;
     const BlockId block = drawn_[next++];
     last_writer_->draw(info.id, block);
     const bool apart = info.leaf->state_kernel() == StateKernel::in_out && info.leaf->rollback() == 0;
@@ -369,8 +399,7 @@ void BlockManager::Impl::due_checkpoint(Request& r, StepRecord& record, StepReco
         pool_->free(info.id, old);
         continue;
       }
-      state.source = old;
-      state.source_step = record.step.id.value();
+      add_source(record, r, info, old, true);
       if (due && !pool_->committed(info.id, old)) {
         pool_->touch(info.id, old);
         pending.blocks[info.kind_index] = old;
@@ -428,6 +457,13 @@ void BlockManager::Impl::settle(StepId step, std::span<const Kept> kept) {
   ++first_step_;
   for (const auto& [leaf, block] : record.returning) pool_->free(leaf, block);
   record.returning.clear();
+  for (const StepRecord::Source& source : record.sources) {
+    pool_->free(source.leaf, source.block);
+    if (source.request == nullptr) continue;
+    State& state = source.request->states[info_[source.leaf.value()].kind_index];
+    if (state.source_step == step.value()) state.source.reset();
+  }
+  record.sources.clear();
   for (const PendingCopy& copy : record.held_copies) pool_->free(copy.leaf, copy.src);
   record.held_copies.clear();
 
@@ -439,14 +475,14 @@ void BlockManager::Impl::settle(StepId step, std::span<const Kept> kept) {
     for (const Kept& keep : kept) {
       if (keep.request == entry.id) length = entry.begin + keep.tokens;
     }
-    if (length < entry.begin + entry.count) cut_rows(r, length);
-    r.computed = length;
-    for (State& state : r.states) {
-      if (state.source && state.source_step == step.value()) {
-        pool_->free(LeafId{states_[static_cast<std::size_t>(&state - r.states.data())]}, *state.source);
-        state.source.reset();
-      }
+    if (length < entry.begin + entry.count) {
+      unslide(r, length);
+      cut_rows(r, length);
+      drop_unfiled(r, [&](const PendingCheckpoint& pending) { return pending.tokens > length; });
+      // Ids that were known when the step was begun and lie behind what stands were drafts.
+      if (entry.known > length) cut_tokens(r, length);
     }
+    r.computed = length;
     commit(r);
     if (r.in_flight == 0) {
       file_live_state(r);
@@ -483,11 +519,25 @@ void BlockManager::Impl::cut_rows(Request& r, std::uint32_t tokens) {
     while (row.slots.size() > slots) {
       const BlockId block = row.slots.back();
       row.slots.pop_back();
-      if (block != null_block) give_back(r, info.id, block);
+      if (block == null_block) continue;
+      drop_pending(info.id, block);
+      give_back(r, info.id, block);
     }
     row.first = std::min(row.first, slots);
   }
   r.planned = tokens;
+}
+
+template <class Which>
+void BlockManager::Impl::drop_unfiled(Request& r, Which&& which) {
+  for (const PendingCheckpoint& pending : r.unfiled) {
+    if (!which(pending)) continue;
+    for (const std::uint32_t leaf : states_) {
+      const BlockId block = pending.blocks[info_[leaf].kind_index];
+      if (block != null_block) give_back(r, LeafId{leaf}, block);
+    }
+  }
+  std::erase_if(r.unfiled, which);
 }
 
 // ---- abandon ---------------------------------------------------------------------------------------
@@ -497,89 +547,142 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
     throw StepError(fmt::format("step {} is not in flight; {}", step.value(),
                                 first_step_ == next_step_ ? "no step is" : fmt::format("steps {} to {} are", first_step_, next_step_ - 1)));
   }
-  std::vector<Request*> touched;  // in no particular order; each once
+  // Requests that go back, and how far they had been planned.
+  std::vector<std::pair<Request*, std::uint32_t>> touched;
+  const auto touch = [&](Request& r) {
+    const auto it = std::find_if(touched.begin(), touched.end(), [&](const auto& t) { return t.first == &r; });
+    return it != touched.end() ? it->second : touched.emplace_back(&r, r.planned).second;
+  };
   std::vector<std::pair<LeafId, BlockId>> spoilt;  // states that a failed step has overwritten
+  std::vector<ZeroFill> fills;
   while (next_step_ > step.value()) {
     StepRecord& record = steps_[(next_step_ - 1) % steps_.size()];
     for (auto entry = record.entries.rbegin(); entry != record.entries.rend(); ++entry) {
       if (entry->request == nullptr) continue;
       Request& r = *entry->request;
-      if (std::find(touched.begin(), touched.end(), &r) == touched.end()) touched.push_back(&r);
+      const std::uint32_t top = touch(r);
       const std::uint32_t n = entry->begin;
       --r.in_flight;
       r.last_step = record.step.id.value() - 1;  // if it is in that one at all
-      // Checkpoints that this step was to make.
-      for (std::size_t i = 0; i < r.unfiled.size();) {
-        if (r.unfiled[i].step != record.step.id.value()) {
-          ++i;
-          continue;
-        }
-        for (const std::uint32_t leaf : states_) {
-          const BlockId block = r.unfiled[i].blocks[info_[leaf].kind_index];
-          if (block != null_block) pool_->free(LeafId{leaf}, block);
-        }
-        r.unfiled.erase(r.unfiled.begin() + static_cast<std::ptrdiff_t>(i));
-      }
-      cut_rows(r, n);
+      drop_unfiled(r, [&](const PendingCheckpoint& pending) { return pending.step == record.step.id.value(); });
       unslide(r, n);
+      cut_rows(r, n);
       for (const std::uint32_t leaf : states_) {
         const LeafInfo& info = info_[leaf];
         State& state = r.states[info.kind_index];
-        if (state.source && state.source_step == record.step.id.value()) {
-          state.read = state.source;  // still held, and nobody wrote to it
-          state.source.reset();
-        } else if (entry->cleared_state) {
+        if (std::any_of(record.sources.begin(), record.sources.end(), [&](const StepRecord::Source& source) {
+              return source.request == &r && source.leaf == info.id;
+            })) {
+          continue;  // taken back below
+        }
+        if (entry->cleared_state) {
           state.fresh = true;
-        } else if (work == DeviceWork::failed && (info.leaf->rollback() == 0 || entry->count > info.leaf->rollback())) {
-          spoilt.emplace_back(info.id, state.at(n));
-          state.valid_from = r.planned + 1;  // nothing in the ring can be trusted
+        } else if (work == DeviceWork::never_ran) {
+          state.valid_from = n;
+        } else {
+          // The state after n tokens lies in the ring still, unless the steps went once around it.
+          const auto size = static_cast<std::uint32_t>(state.ring.size());
+          for (std::uint32_t m = n + 1; m <= top && m <= n + size; ++m) spoilt.emplace_back(info.id, state.at(m));
+          state.valid_from = top - n < size ? n : n + 1;
         }
       }
+      take_back_sources(record, r, n);
     }
-    // Copies and returns of this step: the copies must be listed again, where their targets are still held.
-    for (const PendingCopy& copy : record.held_copies) pending_copies_.push_back(copy);
+    for (const StepRecord::Source& source : record.sources) record.returning.emplace_back(source.leaf, source.block);
+    record.sources.clear();  // of released requests
+    // Copies and clears must be listed again, the oldest first, where their targets are still held.
+    pending_copies_.insert(pending_copies_.begin(), record.held_copies.begin(), record.held_copies.end());
     record.held_copies.clear();
-    for (const auto& [leaf, block] : record.returning) pool_->free(leaf, block);
-    record.returning.clear();
+    fills.insert(fills.end(), record.step.zero_fills.begin(), record.step.zero_fills.end());
     --next_step_;
+    for (const auto& [leaf, block] : record.returning) {  // the step before may use them too
+      if (next_step_ > first_step_) {
+        record_of(next_step_ - 1)->returning.emplace_back(leaf, block);
+      } else {
+        pool_->free(leaf, block);
+      }
+    }
+    record.returning.clear();
   }
-  // A copy whose source a failed step has overwritten is worth nothing: its owner goes back too.
   for (std::size_t i = 0; i < pending_copies_.size();) {
     const PendingCopy copy = pending_copies_[i];
     const bool bad = std::find(spoilt.begin(), spoilt.end(), std::pair(copy.leaf, copy.src)) != spoilt.end();
-    const bool dead = pool_->references(copy.leaf, copy.dst) == 0;
-    if (!bad && !dead) {
+    if (!bad && held(copy.leaf, copy.dst)) {
       ++i;
       continue;
     }
     pool_->free(copy.leaf, copy.src);
+    last_writer_->forget(copy.leaf, copy.dst);
     pending_copies_.erase(pending_copies_.begin() + static_cast<std::ptrdiff_t>(i));
     if (!bad) continue;
+    // Its source is worth nothing any more, so its owner goes back too.
+    spoilt.emplace_back(copy.leaf, copy.dst);
     for (const auto& [id, owner] : requests_) {
-      for (const std::uint32_t leaf : states_) {
-        State& state = owner->states[info_[leaf].kind_index];
-        if (LeafId{leaf} == copy.leaf && std::find(state.ring.begin(), state.ring.end(), copy.dst) != state.ring.end()) {
-          state.valid_from = owner->planned + 1;
-          if (std::find(touched.begin(), touched.end(), owner.get()) == touched.end()) touched.push_back(owner.get());
-        }
+      if (info_[copy.leaf.value()].writing != Writing::in_place) continue;
+      State& state = owner->states[info_[copy.leaf.value()].kind_index];
+      for (std::uint32_t m = state.valid_from; m <= owner->planned && !state.ring.empty(); ++m) {
+        if (state.at(m) != copy.dst) continue;
+        touch(*owner);
+        state.valid_from = m + 1;
       }
     }
   }
-  std::vector<std::pair<RequestId, std::uint32_t>> lengths;
-  for (Request* r : touched) {
-    bool lost = false;
-    for (const std::uint32_t leaf : states_) {
-      const State& state = r->states[info_[leaf].kind_index];
-      lost = lost || (!state.read && !state.fresh && state.valid_from > r->planned);
+  for (const ZeroFill& fill : fills) {
+    const Writing writing = info_[fill.leaf.value()].writing;
+    if (writing == Writing::in_place) continue;  // cleared whenever they start anew
+    if (!held(fill.leaf, fill.block)) {
+      last_writer_->forget(fill.leaf, fill.block);
+    } else if (std::find(pending_fills_.begin(), pending_fills_.end(), fill) == pending_fills_.end()) {
+      pending_fills_.push_back(fill);
     }
-    if (lost && r->in_flight == 0) back_to(*r, deepest_return(*r, r->planned));
-    if (r->in_flight == 0 && r->computed > r->planned) r->computed = r->planned;
+  }
+  std::vector<std::pair<RequestId, std::uint32_t>> lengths;
+  for (const auto& [r, top] : touched) {
+    const bool lost = std::any_of(r->states.begin(), r->states.end(), [&](const State& state) {
+      return !state.read && !state.fresh && state.valid_from > r->planned;
+    });
+    if (lost) {
+      back_to(*r, deepest_return(*r, r->planned));
+      for (std::uint64_t earlier = first_step_; earlier < next_step_; ++earlier) {  // they count up to there
+        for (StepRecord::Entry& entry : record_of(earlier)->entries) {
+          if (entry.request != r) continue;
+          const std::uint32_t end = std::min(entry.begin + entry.count, r->planned);
+          entry.begin = std::min(entry.begin, end);
+          entry.count = end - entry.begin;
+        }
+      }
+    }
+    r->computed = std::min(r->computed, r->planned);
     if (r->planned < r->prompt && std::find(prompts_.begin(), prompts_.end(), r) == prompts_.end()) prompts_.push_back(r);
     lengths.emplace_back(r->id, r->planned);
   }
   std::sort(lengths.begin(), lengths.end());
   if (!guaranteed_.empty()) form_promises();
   return lengths;
+}
+
+bool BlockManager::Impl::held(LeafId leaf, BlockId block) const {
+  const LeafInfo& info = info_[leaf.value()];
+  for (const auto& [id, r] : requests_) {
+    switch (info.writing) {
+      case Writing::append:
+      case Writing::write_once: {
+        const auto& slots = r->rows[leaf.value()].slots;
+        if (std::find(slots.begin(), slots.end(), block) != slots.end()) return true;
+        break;
+      }
+      case Writing::in_place: {
+        const auto& ring = r->states[info.kind_index].ring;
+        if (std::find(ring.begin(), ring.end(), block) != ring.end()) return true;
+        break;
+      }
+      case Writing::exclusive:
+        if (r->scratch[info.kind_index] == block) return true;
+        break;
+    }
+  }
+  return std::any_of(pending_copies_.begin(), pending_copies_.end(),
+                     [&](const PendingCopy& copy) { return copy.leaf == leaf && copy.src == block; });
 }
 
 void BlockManager::Impl::unslide(Request& r, std::uint32_t tokens) {
@@ -666,8 +769,9 @@ void BlockManager::Impl::back_to(Request& r, std::uint32_t tokens) {
       state.valid_from = tokens;
     }
   }
-  cut_rows(r, tokens);
   unslide(r, tokens);
+  cut_rows(r, tokens);
+  drop_unfiled(r, [&](const PendingCheckpoint& pending) { return pending.tokens > tokens; });
   if (tokens == 0) {
     for (const std::uint32_t leaf : text_) r.rows[leaf].first = 0;
   }

@@ -62,7 +62,7 @@ class World {
     struct Row {
       std::uint64_t serial;
       RequestId id;
-      std::uint32_t begin, count;
+      std::uint32_t begin, count, known;
     };
     std::vector<Row> rows;
     std::vector<std::pair<Device::Index, std::uint64_t>> reads;  // and what they must go on to hold
