@@ -66,9 +66,10 @@ void BlockPool::audit_huge_block(std::uint32_t huge) const {
     if (block.clean()) continue;
     KVLEAF_AUDIT(index < ratio, "huge block {}: block {} is clean, past ratio {}", huge, index,
                  ratio);
-    KVLEAF_AUDIT(block.leaf < leaves_.size() && leaves_[block.leaf].page_class == record.owner,
-                 "huge block {}: block {} belongs to a leaf of its page class: leaf {}, class {}",
-                 huge, index, block.leaf, record.owner);
+    KVLEAF_AUDIT(
+        block.leaf < leaves_.size() && leaves_[block.leaf].page_class->number == record.owner,
+        "huge block {}: block {} belongs to a leaf of its page class: leaf {}, class {}", huge,
+        index, block.leaf, record.owner);
     (block.live() ? live : cached) += 1;
     if (!block.is(Block::committed)) continue;
     best = std::max(best, Rank::of(block.value));
@@ -253,7 +254,7 @@ PoolStats BlockPool::stats() const {
   stats.leaves.reserve(leaves_.size());
   for (std::size_t index = 0; index < leaves_.size(); ++index) {
     const LeafState& leaf = leaves_[index];
-    const PageClass& page_class = classes_[leaf.page_class];
+    const PageClass& page_class = *leaf.page_class;
     const LeafGeometry& geometry_of = geometry_.leaves()[index];
     LeafStats figures;
     figures.live = leaf.live.get();
@@ -267,7 +268,7 @@ PoolStats BlockPool::stats() const {
     figures.clean = owned - std::min(owned, used);  // another thread may read between two changes
     figures.padding_bytes =
         (figures.live + figures.cached) * (geometry_of.page_stride - geometry_of.bytes_per_page);
-    figures.evicted = leaf.evicted.get();
+    figures.evicted = terms_[index].evicted.get();
     stats.leaves.push_back(figures);
   }
   return stats;

@@ -14,12 +14,14 @@ namespace kvleaf {
 // ---- construction ------------------------------------------------------------------------------
 
 BlockPool::BlockPool(Geometry geometry, PoolOptions options)
-    : geometry_(std::move(geometry)),
-      leaves_(geometry_.leaves().size()),
+    : indexed_(options.index == KeyIndex::by_key),
+      leaf_count_(static_cast<std::uint32_t>(geometry.leaves().size())),
+      leaves_(geometry.leaves().size()),
+      geometry_(std::move(geometry)),
       classes_(geometry_.page_classes()),
+      terms_(leaves_.size()),
       wanted_(leaves_.size()),
-      needed_(classes_.size()),
-      indexed_(options.index == KeyIndex::by_key) {
+      needed_(classes_.size()) {
   const std::uint64_t in_service = geometry_.huge_blocks();
   if (leaves_.size() >= HugeBlock::absent) {
     throw InvalidArgument(
@@ -39,11 +41,11 @@ BlockPool::BlockPool(Geometry geometry, PoolOptions options)
     LeafState& leaf = leaves_[index];
     leaf.divider = RatioDivider(static_cast<std::uint32_t>(geometry_of.ratio));
     leaf.blocks = static_cast<std::uint32_t>(geometry_of.blocks);
-    leaf.page_class = static_cast<std::uint16_t>(geometry_of.page_class.value());
+    leaf.page_class = &classes_[geometry_of.page_class.value()];
+    leaf.page_class->leaves.push_back(static_cast<std::uint16_t>(index));
     leaf.ceiling = geometry_of.ceiling.value_or(~std::uint64_t{0});
-    leaf.floor = geometry_of.floor;
-    standing_ = standing_ || leaf.floor != 0;
-    classes_[leaf.page_class].leaves.push_back(static_cast<std::uint16_t>(index));
+    terms_[index].floor = geometry_of.floor;
+    standing_ = standing_ || geometry_of.floor != 0;
     max_ratio_ = std::max(max_ratio_, static_cast<std::uint32_t>(geometry_of.ratio));
   }
   max_divider_ = RatioDivider(max_ratio_);
@@ -51,6 +53,7 @@ BlockPool::BlockPool(Geometry geometry, PoolOptions options)
   for (std::uint32_t index = 0; index < classes_.size(); ++index) {
     PageClass& page_class = classes_[index];
     page_class.ratio = static_cast<std::uint32_t>(geometry_.class_ratio(PageClassId(index)));
+    page_class.number = static_cast<std::uint16_t>(index);
     page_class.divider = RatioDivider(page_class.ratio);
     page_class.idle_order = TreeNodes<Rank>(huge_shape_);
     if (page_class.ratio == 1) continue;
@@ -112,7 +115,7 @@ void BlockPool::refuse_block(const char* call, LeafId leaf, BlockId block) const
     throw BlockError(fmt::format("{} is not allocated: huge block {} is {}", asked, place.huge,
                                  huge.owner == HugeBlock::absent ? "out of service" : "empty"));
   }
-  if (huge.owner != state.page_class) {
+  if (huge.owner != state.page_class->number) {
     throw BlockError(fmt::format("{} is not allocated: huge block {} serves page class {}", asked,
                                  place.huge, huge.owner));
   }
@@ -164,7 +167,7 @@ inline bool BlockPool::allow(LeafId leaf, std::uint64_t blocks,
   const std::uint64_t left = room();
   allowance.slack = left;
   if (blocks <= left) return true;  // a huge block for each: every draw may spend
-  const PageClass& page_class = classes_[state.page_class];
+  const PageClass& page_class = *state.page_class;
   const std::uint64_t free = free_blocks(page_class);
   allowance.needed = blocks <= free ? 0 : page_class.divider.round_up(blocks - free);
   allowance.slack = left - allowance.needed;
@@ -175,16 +178,32 @@ std::optional<BlockId> BlockPool::allocate(LeafId leaf, Fate fate,
                                            std::optional<HugeBlockId> hint) {
   require(Work::ready, "allocate");
   LeafState& state = state_of(leaf);
-  Allowance allowance{0, 0};
-  if (!allow(leaf, 1, allowance)) return std::nullopt;
-  PageClass& page_class = classes_[state.page_class];
-  const Source source = clean_source(page_class, fate, hint, allowance);
-  BlockId block = null_block;
-  if (source.huge != FullestFirst::none) [[likely]] {
-    take_clean(leaf, source, {&block, 1});
-  } else {
-    evict(leaf, fate, allowance, {&block, 1});
+  PageClass& page_class = *state.page_class;
+  // Nearly always a clean block of a claimed huge block is there, or an empty huge block: a draw of
+  // one fits then, unless there is more to ask.
+  if (!standing_ && state.live.get() < state.ceiling) [[likely]] {
+    BlockId block = null_block;
+    if (page_class.ratio > 1) {
+      if (hint && take_from_hinted(leaf, fate, *hint, {&block, 1}) != 0) return block;
+      FullestFirst& own = page_class.clean[static_cast<std::uint32_t>(fate)];
+      const std::uint32_t huge = own.fullest();
+      if (huge != FullestFirst::none) {
+        take(leaf, huge, {&block, 1});
+        own.drew_from(huge);
+        return block;
+      }
+    } else if (empty_.get() != 0) {
+      take(leaf, claim(page_class, fate), {&block, 1});
+      return block;
+    }
   }
+  return allocate_slowly(leaf, fate, hint);
+}
+
+std::optional<BlockId> BlockPool::allocate_slowly(LeafId leaf, Fate fate,
+                                                  std::optional<HugeBlockId> hint) {
+  BlockId block = null_block;
+  if (!allocate_many(leaf, {&block, 1}, fate, hint)) return std::nullopt;
   return block;
 }
 
@@ -198,18 +217,27 @@ bool BlockPool::allocate_many(LeafId leaf, std::span<BlockId> out, Fate fate,
   return true;
 }
 
-/// Draws out.size() blocks, which the rule has accepted. What the owner throws while it is told of
-/// an eviction passes through; then nothing of `out` is held.
+/// Draws out.size() blocks, which the rule has accepted, in the order of preference. What the owner
+/// throws while it is told of an eviction passes through; then nothing of `out` is held.
 void BlockPool::draw(LeafId leaf, Fate fate, std::optional<HugeBlockId> hint,
                      std::span<BlockId> out, Allowance& allowance) {
-  PageClass& page_class = classes_[leaves_[leaf.value()].page_class];
+  PageClass& page_class = *leaves_[leaf.value()].page_class;
+  FullestFirst& own = page_class.clean[static_cast<std::uint32_t>(fate)];
   std::size_t drawn = 0;
   while (drawn < out.size()) {
-    const Source source = clean_source(page_class, fate, hint, allowance);
-    if (source.huge != FullestFirst::none) [[likely]] {
-      drawn += take_clean(leaf, source, out.subspan(drawn));
-      continue;
+    if (page_class.ratio > 1) {
+      if (hint) drawn += take_from_hinted(leaf, fate, *hint, out.subspan(drawn));
+      while (drawn < out.size()) {
+        const std::uint32_t huge = own.fullest();
+        if (huge == FullestFirst::none) break;
+        drawn += take(leaf, huge, out.subspan(drawn));
+        own.drew_from(huge);
+      }
     }
+    if (drawn == out.size()) return;
+    const std::size_t taken = take_from_new(leaf, fate, allowance, out.subspan(drawn));
+    drawn += taken;
+    if (taken != 0) continue;
     try {
       drawn += evict(leaf, fate, allowance, out.subspan(drawn));
     } catch (...) {
@@ -219,38 +247,60 @@ void BlockPool::draw(LeafId leaf, Fate fate, std::optional<HugeBlockId> hint,
   }
 }
 
-/// A huge block of this class with a clean block, claimed if need be, in the order of preference.
-inline BlockPool::Source BlockPool::clean_source(PageClass& page_class, Fate fate,
-                                                 std::optional<HugeBlockId> hint,
-                                                 Allowance& allowance) noexcept {
+/// From the huge block that the request last took from; 0 where that is useless.
+inline std::size_t BlockPool::take_from_hinted(LeafId leaf, Fate fate, HugeBlockId hint,
+                                               std::span<BlockId> out) noexcept {
+  const std::uint32_t huge = hint.value();
+  if (out.empty() || huge >= huge_.size()) return 0;
+  PageClass& page_class = *leaves_[leaf.value()].page_class;
+  const HugeBlock& record = huge_[huge];
+  if (record.live == 0 || record.owner != page_class.number ||
+      record.fate != static_cast<std::uint32_t>(fate) || clean_in(page_class, record) == 0) {
+    return 0;
+  }
+  const std::uint32_t taken = take(leaf, huge, out);
+  page_class.clean[record.fate].drew_from_hinted(huge);
+  return taken;
+}
+
+/// Where no claimed huge block of its fate has a clean block: from an empty one, an idle one of its
+/// class, or one of another fate; 0 if there is nothing without evicting.
+std::size_t BlockPool::take_from_new(LeafId leaf, Fate fate, Allowance& allowance,
+                                     std::span<BlockId> out) noexcept {
+  PageClass& page_class = *leaves_[leaf.value()].page_class;
   const auto own_kind = static_cast<std::uint32_t>(fate);
-  FullestFirst* const own = &page_class.clean[own_kind];
-  if (page_class.ratio > 1) {
-    if (hint && hint->value() < huge_.size()) {
-      const HugeBlock& hinted = huge_[hint->value()];
-      if (hinted.live != 0 && hinted.owner == number_of(page_class) && hinted.fate == own_kind &&
-          clean_in(page_class, hinted) != 0) {
-        return {hint->value(), own, true};
-      }
+  if (page_class.ratio == 1) {
+    std::size_t taken = 0;
+    while (taken < out.size() && empty_.get() != 0 && allowance.may_spend()) {
+      allowance.spend();
+      taken += take(leaf, claim(page_class, fate), out.subspan(taken));
     }
-    const std::uint32_t claimed = own->fullest();
-    if (claimed != FullestFirst::none) return {claimed, own, false};
+    return taken;
   }
   if (empty_.get() != 0 && allowance.may_spend()) {
     allowance.spend();
-    return {claim(page_class, fate), own, false};
+    const std::uint32_t huge = claim(page_class, fate);
+    const std::uint32_t taken = take(leaf, huge, out);
+    page_class.clean[own_kind].drew_from(huge);
+    return taken;
   }
-  if (page_class.ratio == 1) return {FullestFirst::none, own, false};
   const std::uint32_t idle = page_class.clean[idle_kind].fullest();
   if (idle != FullestFirst::none && allowance.may_spend()) {
     allowance.spend();
     leave_idle(page_class, idle);
     ++page_class.claimed;
     huge_[idle].fate = own_kind & 1;
-    return {idle, own, false};
+    const std::uint32_t taken = take(leaf, idle, out);
+    page_class.clean[own_kind].drew_from(idle);
+    file_huge(page_class, idle);
+    return taken;
   }
-  FullestFirst* const other = &page_class.clean[1 - own_kind];
-  return {other->fullest(), other, false};
+  FullestFirst& other = page_class.clean[1 - own_kind];
+  const std::uint32_t huge = other.fullest();
+  if (huge == FullestFirst::none) return 0;
+  const std::uint32_t taken = take(leaf, huge, out);
+  other.drew_from(huge);
+  return taken;
 }
 
 /// Undoes the draw of these blocks, newest first.
@@ -304,7 +354,7 @@ void BlockPool::take_again(LeafState& leaf, Place place) noexcept {
   Block& block = block_at(place);
   if (block.references++ != 0) return;
   if (block.is(Block::committed)) return cached_to_live(leaf, place.huge, 1);
-  PageClass& page_class = classes_[leaf.page_class];
+  PageClass& page_class = *leaf.page_class;
   HugeBlock& huge = huge_[place.huge];
   const HugeState before = huge.state();
   if (before == HugeState::empty) {

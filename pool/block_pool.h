@@ -93,7 +93,7 @@ class BlockPool {
 
   /// Of all huge blocks that may ever be in service: their ids and bytes never change.
   const Geometry& geometry() const noexcept { return geometry_; }
-  std::uint32_t leaves() const noexcept { return static_cast<std::uint32_t>(leaves_.size()); }
+  std::uint32_t leaves() const noexcept { return leaf_count_; }
 
   // ---- drawing -------------------------------------------------------------------------------
   /// One block, live with one reference; nothing when the joint rule refuses {leaf: 1}.
@@ -210,6 +210,7 @@ class BlockPool {
 
   struct PageClass {
     std::uint32_t ratio = 1;
+    std::uint16_t number = 0;
     Counter claimed, idle;  // huge blocks
     // Huge blocks with clean blocks, where the ratio is above 1: else an owned huge block has none.
     FullestFirst clean[clean_kinds];
@@ -222,14 +223,17 @@ class BlockPool {
     RatioDivider divider;
     std::vector<std::uint16_t> leaves;
   };
-  struct LeafState {
+  struct alignas(64) LeafState {
     RatioDivider divider;
     std::uint32_t blocks = 0;  // ids are 1 … blocks
-    std::uint16_t page_class = 0;
-    Counter live, cached, evicted;
+    PageClass* page_class = nullptr;
+    Counter live, cached;
     std::uint64_t ceiling = 0;
+  };
+  struct LeafTerms {
     std::uint64_t floor = 0;
     std::uint64_t promised = 0;
+    Counter evicted;
   };
   /// Where a block's records are. A value: it stays right whatever happens to the block.
   struct Place {
@@ -297,21 +301,16 @@ class BlockPool {
 
   void draw(LeafId leaf, Fate fate, std::optional<HugeBlockId> hint, std::span<BlockId> out,
             Allowance& allowance);
-  struct Source {
-    std::uint32_t huge;  // FullestFirst::none: evict
-    FullestFirst* list;  // that it is, or is to be, in; null where the ratio is 1
-    bool hinted;
-  };
-  Source clean_source(PageClass& page_class, Fate fate, std::optional<HugeBlockId> hint,
-                      Allowance& allowance) noexcept;
-  std::uint32_t take_clean(LeafId leaf, const Source& source, std::span<BlockId> out) noexcept;
+  std::optional<BlockId> allocate_slowly(LeafId leaf, Fate fate, std::optional<HugeBlockId> hint);
+  std::size_t take_from_hinted(LeafId leaf, Fate fate, HugeBlockId hint,
+                               std::span<BlockId> out) noexcept;
+  std::size_t take_from_new(LeafId leaf, Fate fate, Allowance& allowance,
+                            std::span<BlockId> out) noexcept;
+  std::uint32_t take(LeafId leaf, std::uint32_t huge, std::span<BlockId> out) noexcept;
   void give_back(LeafId leaf, std::span<const BlockId> blocks) noexcept;
   void take_again(LeafState& leaf, Place place) noexcept;
 
   // transitions.h
-  std::uint16_t number_of(const PageClass& page_class) const noexcept {
-    return static_cast<std::uint16_t>(&page_class - classes_.data());
-  }
   std::uint32_t clean_in(const PageClass& page_class, const HugeBlock& huge) const noexcept {
     return page_class.ratio - huge.live - huge.cached;
   }
@@ -372,9 +371,12 @@ class BlockPool {
   void audit_page_class(std::uint32_t page_class) const;
   void audit_sums() const;
 
-  Geometry geometry_;
+  // What every draw and return reads comes first.
+  mutable Work work_ = Work::ready;
+  bool standing_ = false;  // whether any leaf has a floor or a promise
+  bool indexed_ = false;
+  std::uint32_t leaf_count_ = 0;
   std::vector<LeafState> leaves_;
-  std::vector<PageClass> classes_;
   std::uint32_t max_ratio_ = 1;
   RatioDivider max_divider_;
   Records<Block> blocks_;     // [huge block][max_ratio_]
@@ -392,15 +394,15 @@ class BlockPool {
   Counter empty_, idle_;  // huge blocks
   Counter retyped_;
   std::uint32_t first_empty_ =
-      fresh;               // last in, first out, linked through their first block's record
-  bool standing_ = false;  // whether any leaf has a floor or a promise
+      fresh;  // last in, first out, linked through their first block's record
+  Geometry geometry_;
+  std::vector<PageClass> classes_;     // leaves point into it
+  std::vector<LeafTerms> terms_;       // [leaf]
   std::vector<std::uint64_t> wanted_;  // [leaf]: scratch of allocate_all
   std::vector<std::uint64_t> needed_;  // [class]: scratch of allocate_all
   BlockIndex index_;
-  bool indexed_ = false;
   Value clock_ = 0;  // value of what was last committed or touched without one
   OnEvict on_evict_;
-  mutable Work work_ = Work::ready;
   mutable std::string broken_;  // the first broken equation, while poisoned
 };
 

@@ -20,7 +20,7 @@ inline void BlockPool::set_value(LeafState& leaf, Place place, Value value) noex
     raise_worth(place.huge, value);
     if (block.cached()) {
       file_block(place, value);
-      file_huge(classes_[leaf.page_class], place.huge);
+      file_huge(*leaf.page_class, place.huge);
     }
   } else {
     raise_worth(place.huge, value);

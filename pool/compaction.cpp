@@ -14,7 +14,7 @@ namespace kvleaf {
 std::vector<BlockMove> BlockPool::plan_compaction(LeafId leaf, std::uint64_t max_bytes) const {
   require(Work::telling, "plan_compaction");
   const LeafState& state = state_of(leaf);
-  const PageClass& page_class = classes_[state.page_class];
+  const PageClass& page_class = *state.page_class;
   if (page_class.ratio == 1) return {};
   // The claimed huge blocks that have clean blocks, the emptiest first: few moves is many clean.
   std::vector<std::uint32_t> claimed;
@@ -105,12 +105,12 @@ void BlockPool::unlink_clean(Place place) noexcept {
 void BlockPool::move(LeafId leaf, BlockId src, BlockId dst) {
   require(Work::ready, "move");
   LeafState& state = state_of(leaf);
-  PageClass& page_class = classes_[state.page_class];
+  PageClass& page_class = *state.page_class;
   const Place from = owned_place("move from", state, leaf, src);
   if (dst.value() - 1 >= state.blocks) refuse_block("move to", leaf, dst);
   const Place to = place_of(state, dst);
   Block& target = block_at(to);
-  if (huge_[to.huge].owner != state.page_class || huge_[to.huge].live == 0 || !target.clean()) {
+  if (huge_[to.huge].owner != page_class.number || huge_[to.huge].live == 0 || !target.clean()) {
     throw BlockError(
         fmt::format("move to: block {} of leaf {} ({}) is not a clean block in a claimed "
                     "huge block of its page class",

@@ -27,13 +27,15 @@ void BlockPool::tell(std::uint16_t leaf, BlockId block, PageKey key) {
   if (work_ == Work::telling) work_ = Work::ready;
 }
 
-/// The least valuable cached block of one huge block. Its bound becomes exact.
+/// The least valuable cached block of one huge block, which has one. Its bound becomes exact.
 LeastKey<Rank> BlockPool::least_block(std::uint32_t huge) noexcept {
   const Block* blocks = blocks_of(huge);
   const auto rank_of = [&](std::uint32_t index) {
     return blocks[index].cached() ? Rank::of(blocks[index].value) : Rank();
   };
-  if (!bounds_.empty()) return block_order(huge).least(rank_of);
+  if (!bounds_.empty()) {
+    return block_order(huge).least(rank_of, rank_of, LowerBoundTree<Rank>::Root::exact);
+  }
   LeastKey<Rank> least{Rank(), 0};
   for (std::uint32_t index = 0; index < max_ratio_; ++index) {
     if (rank_of(index) < least.key) least = {rank_of(index), index};
@@ -44,21 +46,24 @@ LeastKey<Rank> BlockPool::least_block(std::uint32_t huge) noexcept {
 /// The least valuable cached block in the class's huge blocks of this state; no rank if there is
 /// none.
 BlockPool::Victim BlockPool::least_cached(PageClass& page_class, HugeState state) noexcept {
-  const auto owner = static_cast<std::uint16_t>(&page_class - classes_.data());
   TreeNodes<Rank>& nodes =
       state == HugeState::claimed ? page_class.claimed_order : page_class.idle_order;
   if (!nodes.used) return {};
-  LowerBoundTree<Rank> order(huge_shape_, nodes);
-  for (;;) {
-    const LeastKey<Rank> huge = order.least([&](std::uint32_t index) {
-      const HugeBlock& record = huge_[index];
-      const bool member = record.cached != 0 && record.state() == state && record.owner == owner;
-      return member ? bound_of(index) : Rank();
-    });
-    if (!huge.key.exists()) return {};
-    const LeastKey<Rank> block = least_block(huge.index);
-    if (block.key == huge.key) return {block.key, {huge.index, block.index}};
-  }
+  const auto member = [&](std::uint32_t huge) {
+    const HugeBlock& record = huge_[huge];
+    return record.cached != 0 && record.owner == page_class.number && record.state() == state;
+  };
+  Place place{0, 0};
+  const LeastKey<Rank> huge =
+      LowerBoundTree<Rank>(huge_shape_, nodes)
+          .least([&](std::uint32_t index) { return member(index) ? bound_of(index) : Rank(); },
+                 [&](std::uint32_t index) {
+                   if (!member(index)) return Rank();
+                   const LeastKey<Rank> block = least_block(index);
+                   place = {index, block.index};
+                   return block.key;
+                 });
+  return {huge.key, place};
 }
 
 /// What the idle huge block is worth, exactly.
@@ -72,7 +77,7 @@ Worth BlockPool::worth_of(std::uint32_t huge) noexcept {
     }
     if (worths_.empty()) return {best, record.cached};
     worths_[huge] = best;
-    record.worth_unsure = false;
+    record.worth_unsure = 0;
   }
   return {worths_[huge], record.cached};
 }
@@ -83,12 +88,18 @@ LeastKey<Worth> BlockPool::least_idle(PageClass& page_class) noexcept {
     const Victim block = least_cached(page_class, HugeState::idle);
     return {block.rank.exists() ? Worth{block.rank, 1} : Worth(), block.place.huge};
   }
-  const auto owner = static_cast<std::uint16_t>(&page_class - classes_.data());
-  return LowerBoundTree<Worth>(huge_shape_, page_class.worth_order).least([&](std::uint32_t index) {
-    const HugeBlock& record = huge_[index];
-    const bool member = record.state() == HugeState::idle && record.owner == owner;
-    return member ? worth_of(index) : Worth();
-  });
+  const auto member = [&](std::uint32_t huge) {
+    const HugeBlock& record = huge_[huge];
+    return record.owner == page_class.number && record.state() == HugeState::idle;
+  };
+  return LowerBoundTree<Worth>(huge_shape_, page_class.worth_order)
+      .least(
+          [&](std::uint32_t huge) {
+            if (!member(huge)) return Worth();
+            const bool unsure = !worths_.empty() && huge_[huge].worth_unsure;
+            return unsure ? Worth{bound_of(huge), 0} : worth_of(huge);
+          },
+          [&](std::uint32_t huge) { return member(huge) ? worth_of(huge) : Worth(); });
 }
 
 /// Drops every commit of an idle huge block, which is empty then, and tells the owner of each.
@@ -97,7 +108,7 @@ void BlockPool::drain(std::uint32_t huge) {
     const Block block = blocks_of(huge)[index];
     if (!block.cached()) continue;
     LeafState& leaf = leaves_[block.leaf];
-    ++leaf.evicted;
+    ++terms_[block.leaf].evicted;
     drop_commit(leaf, {huge, index});
     tell(block.leaf, id_at(leaf, {huge, index}), {block.key_high, block.key_low});
   }
@@ -108,12 +119,12 @@ void BlockPool::drain(std::uint32_t huge) {
 /// the owner throws, none. Source: design document, "Eviction".
 std::size_t BlockPool::evict(LeafId leaf, Fate fate, Allowance& allowance, std::span<BlockId> out) {
   LeafState& state = leaves_[leaf.value()];
-  PageClass& page_class = classes_[state.page_class];
+  PageClass& page_class = *state.page_class;
   Victim own = least_cached(page_class, HugeState::claimed);
   LeastKey<Worth> other{Worth(), 0};
   if (allowance.may_spend()) {
     // The roots are bounds: an order whose root is not below the best so far need not be searched.
-    if (page_class.idle_order.root < own.rank) {
+    if (page_class.idle.get() != 0 && page_class.idle_order.root < own.rank) {
       own = std::min(own, least_cached(page_class, HugeState::idle),
                      [](const Victim& a, const Victim& b) { return a.rank < b.rank; });
     }
@@ -132,8 +143,9 @@ std::size_t BlockPool::evict(LeafId leaf, Fate fate, Allowance& allowance, std::
     ++retyped_;
     allowance.spend();
     const std::uint32_t huge = claim(page_class, fate);
-    const Source source{huge, &page_class.clean[static_cast<std::uint32_t>(fate)], false};
-    return take_clean(leaf, source, out);
+    const std::uint32_t taken = take(leaf, huge, out);
+    if (page_class.ratio > 1) page_class.clean[static_cast<std::uint32_t>(fate)].drew_from(huge);
+    return taken;
   }
   if (!own.rank.exists()) {
     poison("a draw that the joint rule accepted finds a clean block, a cached one or a huge block");
@@ -143,7 +155,7 @@ std::size_t BlockPool::evict(LeafId leaf, Fate fate, Allowance& allowance, std::
   LeafState& loser = leaves_[evicted.leaf];
   forget(own.place);
   --loser.cached;
-  ++loser.evicted;
+  ++terms_[evicted.leaf].evicted;
   block.references = 1;
   block.leaf = static_cast<std::uint16_t>(leaf.value());
   ++state.live;

@@ -39,24 +39,14 @@ class FullestFirst {
         occupied_(std::min(ratio, most_listed + 1)) {}
 
   /// Its counts are up to date, and it has a clean block.
-  void insert(std::uint32_t huge) noexcept {
-    const std::uint32_t list = list_of(huge);
-    const std::uint32_t next = front_[list];
-    links_[huge].previous = none;
-    links_[huge].next = next;
-    huge_[huge].listed = static_cast<std::uint16_t>(list);
-    front_[list] = huge;
-    if (next == none) {
-      occupied_.insert(list);
-    } else {
-      links_[next].previous = huge;
-    }
-  }
+  void insert(std::uint32_t huge) noexcept { push(huge, list_of(huge)); }
   /// Takes it out if it is in here.
   void remove(std::uint32_t huge) noexcept {
     if (huge == current_) current_ = none;
     if (huge_[huge].listed != 0) unlink(huge);
   }
+  /// It had no clean block, and has one now.
+  void insert_first(std::uint32_t huge) noexcept { push(huge, 1); }
   /// The one with the fewest clean blocks, or none.
   std::uint32_t fullest() noexcept {
     for (;;) {
@@ -103,6 +93,15 @@ class FullestFirst {
   }
   std::uint32_t list_of(std::uint32_t huge) const noexcept {
     return std::min(clean(huge), most_listed);
+  }
+  void push(std::uint32_t huge, std::uint32_t list) noexcept {
+    const std::uint32_t next = front_[list];
+    links_[huge].previous = none;
+    links_[huge].next = next;
+    huge_[huge].listed = static_cast<std::uint16_t>(list) & most_listed;
+    front_[list] = huge;
+    occupied_.insert(list);
+    if (next != none) links_[next].previous = huge;
   }
   void unlink(std::uint32_t huge) noexcept {
     const std::uint32_t previous = links_[huge].previous;

@@ -33,8 +33,9 @@ std::uint64_t BlockPool::huge_needed(const PageClass& page_class,
     const LeafState& leaf = leaves_[index];
     const std::uint64_t live = leaf.live.get();
     std::uint64_t wanted = demand_of(index);
-    if (leaf.floor > live && leaf.floor - live > wanted) wanted = leaf.floor - live;
-    demand = saturating_add(demand, saturating_add(wanted, leaf.promised));
+    const LeafTerms& terms = terms_[index];
+    if (terms.floor > live && terms.floor - live > wanted) wanted = terms.floor - live;
+    demand = saturating_add(demand, saturating_add(wanted, terms.promised));
     live_in_class += live;
   }
   const std::uint64_t free = page_class.claimed.get() * page_class.ratio - live_in_class;
@@ -73,7 +74,7 @@ BlockPool::Verdict BlockPool::judge(std::span<const std::uint64_t> blocks) const
 
 bool BlockPool::allow_standing(LeafId leaf, std::uint64_t blocks,
                                Allowance& allowance) const noexcept {
-  const std::uint32_t own_class = leaves_[leaf.value()].page_class;
+  const std::uint32_t own_class = leaves_[leaf.value()].page_class->number;
   const Verdict verdict = judge_demand(
       [&](std::uint32_t index) { return index == leaf.value() ? blocks : std::uint64_t{0}; },
       [&](std::uint32_t page_class, std::uint64_t part) {
@@ -107,7 +108,7 @@ bool BlockPool::allocate_all(std::span<const Demand> demand, std::span<BlockId> 
   try {
     for (; parts < demand.size(); ++parts) {
       const Demand& part = demand[parts];
-      std::uint64_t& needed = needed_[leaves_[part.leaf.value()].page_class];
+      std::uint64_t& needed = needed_[leaves_[part.leaf.value()].page_class->number];
       allowance.needed = needed;
       draw(part.leaf, part.fate, part.hint, out.subspan(drawn, part.blocks), allowance);
       needed = allowance.needed;
@@ -127,12 +128,16 @@ bool BlockPool::allocate_all(std::span<const Demand> demand, std::span<BlockId> 
 
 void BlockPool::set_promised(LeafId leaf, std::uint64_t blocks) {
   require(Work::ready, "set_promised");
-  state_of(leaf).promised = blocks;
-  standing_ = std::any_of(leaves_.begin(), leaves_.end(), [](const LeafState& state) {
-    return state.floor != 0 || state.promised != 0;
+  state_of(leaf);
+  terms_[leaf.value()].promised = blocks;
+  standing_ = std::any_of(terms_.begin(), terms_.end(), [](const LeafTerms& terms) {
+    return terms.floor != 0 || terms.promised != 0;
   });
 }
 
-std::uint64_t BlockPool::promised(LeafId leaf) const { return state_of(leaf).promised; }
+std::uint64_t BlockPool::promised(LeafId leaf) const {
+  state_of(leaf);
+  return terms_[leaf.value()].promised;
+}
 
 }  // namespace kvleaf

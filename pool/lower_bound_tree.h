@@ -75,6 +75,8 @@ struct LeastKey {
 template <class Key>
 class LowerBoundTree {
  public:
+  static constexpr std::uint32_t fan_out = TreeShape::fan_out;
+
   LowerBoundTree(const TreeShape& shape, Key* nodes, Key& root) noexcept
       : shape_(shape), nodes_(nodes), root_(root) {}
 
@@ -84,7 +86,7 @@ class LowerBoundTree {
   /// Key `index` is now `key`, or is at least `key`. Returns whether the root fell.
   bool lower(std::uint32_t index, Key key) noexcept {
     for (std::uint32_t level = 0; level < shape_.levels(); ++level) {
-      index /= TreeShape::fan_out;
+      index /= fan_out;
       Key& node = nodes_[shape_.begin(level) + index];
       if (!(key < node)) return false;
       node = key;
@@ -94,43 +96,67 @@ class LowerBoundTree {
     return true;
   }
 
-  /// The least key, the lowest index among equals; key == Key() if there is none. key_of(index)
-  /// reads a key. Afterwards the root is that key.
-  template <class KeyOf>
-  LeastKey<Key> least(KeyOf&& key_of) noexcept {
+  /// What the root is after a search: a bound still, or the least key.
+  enum class Root : std::uint8_t { bound, exact };
+
+  /// The least key and its index; key == Key() if there is none. Among equals any may be named.
+  ///   bound_of(index)   at most the key; Key() where there is none. Cheap.
+  ///   exact(index)      the key; afterwards bound_of gives it too
+  template <class BoundOf, class Exact>
+  LeastKey<Key> least(BoundOf&& bound_of, Exact&& exact, Root root = Root::bound) noexcept {
     for (;;) {
+      // Down to the least bound. `others`: nothing off the path is below it.
+      Key others;
       std::uint32_t group = 0;
       for (std::uint32_t level = shape_.levels(); level-- > 0;) {
-        group = least_node(level, group).index;
+        const Key* nodes = nodes_ + shape_.begin(level);
+        group = least_in(group, shape_.count(level), others,
+                         [&](std::uint32_t node) { return nodes[node]; });
       }
-      const std::uint32_t begin = group * TreeShape::fan_out;
-      const std::uint32_t end = std::min(begin + TreeShape::fan_out, shape_.size());
-      LeastKey<Key> least{Key(), begin};
-      for (std::uint32_t index = begin; index < end; ++index) {
-        const Key key = key_of(index);
-        if (key < least.key) least = {key, index};
-      }
-      Key above = least.key;
-      for (std::uint32_t level = 0; level < shape_.levels(); ++level) {
-        nodes_[shape_.begin(level) + group] = above;
-        group /= TreeShape::fan_out;
-        above = least_node(level, group).key;
-      }
-      root_ = above;
-      if (!(above < least.key)) return least;
+      const std::uint32_t index = least_in(group, shape_.size(), others, bound_of);
+      const Key key = exact(index);
+      const bool found = !(others < key);
+      // A path that led to what was sought may stay as it is: it is low enough, and leads there
+      // again.
+      if (!found || root == Root::exact || key == Key()) correct(index / fan_out, bound_of);
+      if (found) return {key, index};
     }
   }
 
  private:
-  LeastKey<Key> least_node(std::uint32_t level, std::uint32_t group) const noexcept {
-    const std::uint32_t begin = group * TreeShape::fan_out;
-    const std::uint32_t end = std::min(begin + TreeShape::fan_out, shape_.count(level));
-    const Key* nodes = nodes_ + shape_.begin(level);
-    LeastKey<Key> least{nodes[begin], begin};
-    for (std::uint32_t node = begin + 1; node < end; ++node) {
-      if (nodes[node] < least.key) least = {nodes[node], node};
+  /// The index of the least in a group of eight; `others` falls to the least of the rest.
+  template <class KeyOf>
+  static std::uint32_t least_in(std::uint32_t group, std::uint32_t count, Key& others,
+                                KeyOf&& key_of) noexcept {
+    std::uint32_t index = group * fan_out;
+    const std::uint32_t end = std::min(index + fan_out, count);
+    std::uint32_t best = index;
+    Key least = key_of(index);
+    while (++index < end) {
+      const Key key = key_of(index);
+      const bool less = key < least;
+      others = std::min(others, less ? least : key);
+      least = less ? key : least;
+      best = less ? index : best;
     }
-    return least;
+    return best;
+  }
+  /// The nodes above a group of keys become the least bounds below them.
+  template <class BoundOf>
+  void correct(std::uint32_t group, BoundOf&& bound_of) noexcept {
+    Key above = least_of(group, shape_.size(), bound_of);
+    for (std::uint32_t level = 0; level < shape_.levels(); ++level) {
+      Key* nodes = nodes_ + shape_.begin(level);
+      nodes[group] = above;
+      group /= fan_out;
+      above = least_of(group, shape_.count(level), [&](std::uint32_t node) { return nodes[node]; });
+    }
+    root_ = above;
+  }
+  template <class KeyOf>
+  static Key least_of(std::uint32_t group, std::uint32_t count, KeyOf&& key_of) noexcept {
+    Key others;
+    return key_of(least_in(group, count, others, key_of));
   }
 
   const TreeShape& shape_;

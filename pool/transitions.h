@@ -88,7 +88,7 @@ inline void BlockPool::push_empty(std::uint32_t huge) noexcept {
 inline std::uint32_t BlockPool::claim(PageClass& page_class, Fate fate) noexcept {
   const std::uint32_t huge = pop_empty();
   HugeBlock& record = huge_[huge];
-  record.owner = number_of(page_class);
+  record.owner = page_class.number;
   record.fate = static_cast<std::uint16_t>(fate) & 1;
   record.worth_unsure = 0;
   if (!worths_.empty()) worths_[huge] = Rank{0};
@@ -139,7 +139,7 @@ inline void BlockPool::live_to_clean(PageClass& page_class, Place place) noexcep
   HugeBlock& huge = huge_[place.huge];
   push_clean(page_class, place);
   if (--huge.live == 0) return leave_claimed(page_class, place.huge);
-  if (clean_in(page_class, huge) == 1) page_class.clean[huge.fate].insert(place.huge);
+  if (clean_in(page_class, huge) == 1) page_class.clean[huge.fate].insert_first(place.huge);
 }
 
 /// A cached block became clean; its record says so already.
@@ -152,13 +152,13 @@ inline void BlockPool::cached_to_clean(PageClass& page_class, Place place) noexc
     return push_empty(place.huge);
   }
   const std::uint32_t kind = huge.live != 0 ? huge.fate : idle_kind;
-  if (clean_in(page_class, huge) == 1) page_class.clean[kind].insert(place.huge);
+  if (clean_in(page_class, huge) == 1) page_class.clean[kind].insert_first(place.huge);
   if (huge.live == 0) file_worth(page_class, place.huge);
 }
 
 /// A block whose last reference was just returned.
 inline void BlockPool::release(LeafState& leaf, Place place) noexcept {
-  PageClass& page_class = classes_[leaf.page_class];
+  PageClass& page_class = *leaf.page_class;
   const Block& block = block_at(place);
   --leaf.live;
   if (!block.is(Block::committed)) return live_to_clean(page_class, place);
@@ -174,7 +174,7 @@ inline void BlockPool::release(LeafState& leaf, Place place) noexcept {
 /// `count` cached blocks of one huge block became live.
 inline void BlockPool::cached_to_live(LeafState& leaf, std::uint32_t huge,
                                       std::uint32_t count) noexcept {
-  PageClass& page_class = classes_[leaf.page_class];
+  PageClass& page_class = *leaf.page_class;
   HugeBlock& record = huge_[huge];
   leaf.live.add(count);
   leaf.cached.add(-std::uint64_t{count});
@@ -198,46 +198,39 @@ inline void BlockPool::drop_commit(LeafState& leaf, Place place) noexcept {
   forget(place);
   if (block_at(place).live()) return;
   --leaf.cached;
-  cached_to_clean(classes_[leaf.page_class], place);
+  cached_to_clean(*leaf.page_class, place);
 }
 
-/// As many clean blocks of the source as it has and `out` takes; at least one.
-inline std::uint32_t BlockPool::take_clean(LeafId leaf, const Source& source,
-                                           std::span<BlockId> out) noexcept {
+/// As many clean blocks of a claimed huge block as it has and `out` takes; at least one. Its place
+/// among those with clean blocks is the caller's business.
+inline std::uint32_t BlockPool::take(LeafId leaf, std::uint32_t huge,
+                                     std::span<BlockId> out) noexcept {
   LeafState& state = leaves_[leaf.value()];
-  PageClass& page_class = classes_[state.page_class];
-  HugeBlock& huge = huge_[source.huge];
-  Block* blocks = blocks_of(source.huge);
-  const std::uint32_t first_id = source.huge * page_class.ratio + 1;
-  const auto take = [&](std::uint32_t index) {
+  const PageClass& page_class = *state.page_class;
+  HugeBlock& record = huge_[huge];
+  Block* blocks = blocks_of(huge);
+  const std::uint32_t first_id = huge * page_class.ratio + 1;
+  const auto take_one = [&](std::uint32_t index) {
     blocks[index].references = 1;
     blocks[index].leaf = static_cast<std::uint16_t>(leaf.value());
     return BlockId(first_id + index);
   };
+  std::uint32_t taken = 1;
   if (page_class.ratio == 1) {
-    out[0] = take(0);
-    ++state.live;
-    ++huge.live;
-    return 1;
-  }
-  const bool was_idle = huge.live == 0 && huge.cached != 0;
-  const std::uint32_t clean = clean_in(page_class, huge);
-  const std::uint32_t taken = out.size() < clean ? static_cast<std::uint32_t>(out.size()) : clean;
-  std::uint32_t next = links_[source.huge].first_clean;
-  for (std::uint32_t index = 0; index < taken; ++index) {
-    const std::uint32_t block = next & ~fresh;
-    next = (next & fresh) != 0 ? next + 1 : static_cast<std::uint32_t>(blocks[block].key_low);
-    out[index] = take(block);
-  }
-  links_[source.huge].first_clean = next;
-  state.live.add(taken);
-  huge.live += taken;
-  if (source.hinted) {
-    source.list->drew_from_hinted(source.huge);
+    out[0] = take_one(0);
   } else {
-    source.list->drew_from(source.huge);
+    const std::uint32_t clean = clean_in(page_class, record);
+    taken = out.size() < clean ? static_cast<std::uint32_t>(out.size()) : clean;
+    std::uint32_t next = links_[huge].first_clean;
+    for (std::uint32_t drawn = 0; drawn < taken; ++drawn) {
+      const std::uint32_t index = next & ~fresh;
+      next = (next & fresh) != 0 ? next + 1 : static_cast<std::uint32_t>(blocks[index].key_low);
+      out[drawn] = take_one(index);
+    }
+    links_[huge].first_clean = next;
   }
-  if (was_idle) file_huge(page_class, source.huge);
+  state.live.add(taken);
+  record.live += taken;
   return taken;
 }
 

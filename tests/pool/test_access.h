@@ -40,7 +40,7 @@ struct BlockPoolTestAccess {
       add(&page_class.idle_order.root, sizeof(Rank));
     }
     for (const auto& leaf : pool.leaves_) {
-      for (const Counter* counter : {&leaf.live, &leaf.cached, &leaf.evicted}) {
+      for (const Counter* counter : {&leaf.live, &leaf.cached}) {
         add(counter, sizeof(Counter));
       }
     }
