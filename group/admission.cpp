@@ -292,7 +292,7 @@ std::uint64_t BlockManager::Impl::outstanding(const Request& r, const LeafInfo& 
       return most > held ? most - held : 0;
     }
     case Writing::in_place:
-      return r.states[leaf.kind_index].lacks(leaf.leaf->rollback());
+      return r.states[leaf.kind_index].lacks(leaf.leaf->rollback()) + (shared_state(r, leaf) ? 1 : 0);
     case Writing::exclusive: return r.scratch[leaf.kind_index] ? 0 : 1;
     case Writing::write_once: return 0;  // drawn at admission
   }
@@ -300,26 +300,58 @@ std::uint64_t BlockManager::Impl::outstanding(const Request& r, const LeafInfo& 
 }
 
 std::uint64_t BlockManager::Impl::promise(const Request& r, const LeafInfo& leaf) const {
+  // A step of more than page_tokens holds more than steps of the promised size do. Until it has settled,
+  // this many may follow it.
+  const bool long_in_flight = r.in_flight > 0 && r.long_step >= first_step_;
+  const std::uint32_t further = options_.max_steps_in_flight - 1;
+  const std::uint32_t to_come = long_in_flight ? further - std::min(further, r.since_long) : 0;
+  return promise_of(r, leaf, r.planned, r.rows[leaf.id.value()].slots.size(), 0, to_come);
+}
+
+std::uint64_t BlockManager::Impl::promise_after(const Request& r, const LeafInfo& leaf, std::uint32_t end,
+                                                std::uint64_t drawing) const {
+  const bool is_long = end - r.planned > options_.page_tokens;
+  const bool long_in_flight = is_long || (r.in_flight > 0 && r.long_step >= first_step_);
+  const std::uint32_t further = options_.max_steps_in_flight - 1;
+  const std::uint32_t to_come = !long_in_flight ? 0 : further - std::min(further, is_long ? 0 : r.since_long + 1);
+  return promise_of(r, leaf, end, ceil_div(end, leaf.tokens_per_page), drawing, to_come);
+}
+
+std::uint64_t BlockManager::Impl::promise_of(const Request& r, const LeafInfo& leaf, std::uint32_t planned,
+                                             std::uint64_t slots, std::uint64_t drawing,
+                                             std::uint32_t steps_to_come) const {
   const std::uint32_t length = *r.guarantee;
   const std::uint32_t step = options_.page_tokens * options_.max_steps_in_flight;
-  if (leaf.writing != Writing::append) return outstanding(r, leaf, length, step);
+  if (leaf.writing != Writing::append) {
+    const std::uint64_t wanted = outstanding(r, leaf, length, step);
+    return wanted - std::min(wanted, drawing);
+  }
   const std::uint64_t most = leaf.leaf->blocks_to_reserve(ceil_div(length, leaf.tokens_per_page),
                                                           leaf.tokens_per_page, {false, step});
   // What it holds alone comes back to it as it moves on; what it shares does only while in its reach.
   const Row& row = r.rows[leaf.id.value()];
   const SlotReach last = leaf.pattern.slots(length, leaf.tokens_per_page);
-  std::uint64_t its_own = 0;
+  std::uint64_t its_own = drawing;
+  bool copies_last = false;
   const auto count = [&](std::uint32_t slot, BlockId block) {
     if (block == null_block) return;
     const bool stays = last.contains(slot) && (leaf.needs_all || slot < last.head_end);
     const bool partly = slot == r.planned / leaf.tokens_per_page && r.planned % leaf.tokens_per_page != 0;
     const bool alone = pool_->references(leaf.id, block) == 1;
-    if (partly ? alone && !pool_->committed(leaf.id, block) : alone || stays) ++its_own;
+    const bool owned = partly ? alone && !pool_->committed(leaf.id, block) : alone || stays;
+    its_own += owned ? 1 : 0;
+    copies_last = copies_last || (partly && !owned);
   };
   const SlotReach reach = leaf.pattern.slots(r.planned, leaf.tokens_per_page);
   for (std::uint32_t slot = 0; slot < std::min(reach.head_end, row.first); ++slot) count(slot, row.slots[slot]);
   for (std::uint32_t slot = row.first; slot < row.slots.size(); ++slot) count(slot, row.slots[slot]);
-  return most > its_own ? most - its_own : 0;
+  for (std::size_t i = 0; i < row.leaving.size(); ++i) count(static_cast<std::uint32_t>(row.leaving_first + i), row.leaving[i]);
+  const std::uint64_t later = most > its_own ? most - its_own : 0;
+  const std::uint64_t farthest = std::min<std::uint64_t>(planned + std::uint64_t{steps_to_come} * options_.page_tokens, length);
+  const std::uint64_t ends = (farthest + leaf.tokens_per_page - 1) / leaf.tokens_per_page;
+  const std::uint64_t before_it_settles = (ends > slots ? ends - slots : 0) +
+                                          (steps_to_come > 0 && drawing == 0 && copies_last ? 1 : 0);
+  return std::max(later, before_it_settles);
 }
 
 void BlockManager::Impl::form_promises(const Request* without) {
@@ -568,9 +600,9 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
     };
     // An encoder that is not there is drawn now, beside the rest.
     const std::uint32_t encoder_tokens = options.encoder && encoder == nullptr ? options.encoder->tokens : 0;
-    form_promises();
     while (true) {
       claim(r, found, hit, extra);
+      form_promises();  // what is pinned now may have been somebody's alone
       steal = false;
       std::string reason;
       if (would_fit(r, false, encoder_tokens, &reason)) break;

@@ -164,7 +164,12 @@ class BlockManager::Impl {
   /// Blocks that `r` still has to draw for its first `length` tokens, beyond those it holds.
   std::uint64_t outstanding(const Request& r, const LeafInfo& leaf, std::uint32_t length,
                             std::uint32_t step_tokens) const;
+  /// Blocks of `leaf` that r's guarantee still needs; and once it has drawn `drawing` more for tokens up to
+  /// `end` in one more step.
   std::uint64_t promise(const Request& r, const LeafInfo& leaf) const;
+  std::uint64_t promise_after(const Request& r, const LeafInfo& leaf, std::uint32_t end, std::uint64_t drawing) const;
+  std::uint64_t promise_of(const Request& r, const LeafInfo& leaf, std::uint32_t planned, std::uint64_t slots,
+                           std::uint64_t drawing, std::uint32_t steps_to_come) const;
   void form_promises(const Request* without = nullptr);
   /// Whether the rest of r's prompt fits beside what earlier prompts still have to plan.
   bool would_fit(const Request& r, bool take_checkpoint, std::uint32_t encoder_tokens, std::string* why);
@@ -178,6 +183,8 @@ class BlockManager::Impl {
   bool serve(Request& r, std::uint32_t new_tokens, StepRecord& record, std::string& why);
   /// Whether somebody else may still read the block after the next forward.
   bool shared(LeafId leaf, BlockId block) const;
+  /// Whether somebody else reads r's live state, so that the next step must write beside it.
+  bool shared_state(const Request& r, const LeafInfo& leaf) const;
   void due_checkpoint(Request& r, StepRecord& record, StepRecord::Entry& entry);
   void slide(Request& r, std::uint32_t tokens);
   void free_leaving(Request& r);

@@ -94,7 +94,9 @@ struct Request {
   std::uint32_t computed = 0; // of settled steps
   std::uint32_t planned = 0;  // and of those in flight
   std::uint32_t in_flight = 0;    // steps begun and not settled that hold it
-  std::uint64_t last_step = 0;    // the last of them
+  std::uint64_t last_step = 0;    // none of them is later
+  std::uint64_t long_step = 0;    // the last one of more than page_tokens tokens
+  std::uint32_t since_long = 0;   // steps begun after it
   std::uint32_t addressable = 0;  // tokens that may be committed
   std::int32_t priority = 0;
   std::optional<std::uint32_t> guarantee;

@@ -137,6 +137,13 @@ bool BlockManager::Impl::shared(LeafId leaf, BlockId block) const {
   return references > 1;
 }
 
+bool BlockManager::Impl::shared_state(const Request& r, const LeafInfo& leaf) const {
+  const State& state = r.states[leaf.kind_index];
+  if (state.ring.empty() || leaf.leaf->rollback() > 0 || state.read) return false;
+  const BlockId live = state.ring[r.planned % state.ring.size()];
+  return live != null_block && shared(leaf.id, live);
+}
+
 bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord& record, std::string& why) {
   const std::uint32_t n = r.planned;
   const std::uint32_t end = n + new_tokens;
@@ -161,15 +168,10 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
     want(info, more + (must_copy(info, row) ? 1 : 0), Fate::cache, row.hint);
   }
   const std::size_t state_demand = demand_.size();
-  const auto shared_state = [&](const LeafInfo& info, State& state) {  // filed in place, and in use elsewhere
-    if (state.ring.empty() || info.leaf->rollback() > 0 || state.read) return false;
-    const BlockId live = state.at(n);
-    return live != null_block && pool_->committed(info.id, live) && shared(info.id, live);
-  };
   for (const std::uint32_t leaf : states_) {
     const LeafInfo& info = info_[leaf];
     State& state = r.states[info.kind_index];
-    want(info, state.lacks(info.leaf->rollback()) + (shared_state(info, state) ? 1 : 0), Fate::request, {});
+    want(info, state.lacks(info.leaf->rollback()) + (shared_state(r, info) ? 1 : 0), Fate::request, {});
   }
   for (const std::uint32_t leaf : scratch_) want(info_[leaf], r.scratch[info_[leaf].kind_index] ? 0 : 1, Fate::request, {});
 
@@ -179,8 +181,8 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
       for (const LeafInfo& info : info_) {
         std::uint64_t drawing = 0;
         for (const BlockPool::Demand& d : demand_) drawing += d.leaf == info.id ? d.blocks : 0;
-        const std::uint64_t own = promise(r, info);
-        pool_->set_promised(info.id, pool_->promised(info.id) - std::min(own, drawing));
+        const std::uint64_t others = pool_->promised(info.id) - promise(r, info);
+        pool_->set_promised(info.id, others + promise_after(r, info, end, drawing));
       }
     }
     bool got = pool_->allocate_all(demand_, drawn_);
@@ -258,8 +260,9 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
       for (BlockId& block : state.ring) {
         if (block == null_block) block = take(info);
       }
-    } else if (shared_state(info, state)) {
-      // It was filed as a checkpoint when it settled, and somebody resumed from it since: it stays as it is.
+    } else if (shared_state(r, info)) {
+      // It was filed as a checkpoint when it settled, and somebody resumed from it since: it stays as it is,
+      // even where the cache was reset meanwhile.
       const BlockId old = state.at(n);
       state.at(n) = take(info);
       state.read = old;
@@ -289,6 +292,12 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
   }
   r.planned = end;
   ++r.in_flight;
+  if (new_tokens > options_.page_tokens) {
+    r.long_step = record.step.id.value();
+    r.since_long = 0;
+  } else {
+    ++r.since_long;
+  }
   r.last_step = record.step.id.value();
   record.entries.push_back(entry);
   if (!guaranteed_.empty()) form_promises();
@@ -504,6 +513,10 @@ void BlockManager::Impl::file_live_state(Request& r) {
     State& state = r.states[info.kind_index];
     if (!info.tree) continue;
     if (state.ring.empty() || state.read || info.leaf->rollback() > 0) return;
+    if (std::any_of(pending_copies_.begin(), pending_copies_.end(),
+                    [&](const PendingCopy& copy) { return copy.leaf == info.id && copy.dst == state.at(n); })) {
+      return;  // a fork's, and not written yet
+    }
     file_scratch_[info.kind_index] = state.at(n);
   }
   file_checkpoint(r, n, file_scratch_);
@@ -563,7 +576,7 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
       const std::uint32_t top = touch(r);
       const std::uint32_t n = entry->begin;
       --r.in_flight;
-      r.last_step = record.step.id.value() - 1;  // if it is in that one at all
+      r.last_step = step.value() - 1;
       drop_unfiled(r, [&](const PendingCheckpoint& pending) { return pending.step == record.step.id.value(); });
       unslide(r, n);
       cut_rows(r, n);
@@ -653,6 +666,16 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
       }
     }
     r->computed = std::min(r->computed, r->planned);
+    r->long_step = r->since_long = 0;
+    for (std::uint64_t earlier = first_step_; earlier < next_step_; ++earlier) {
+      for (const StepRecord::Entry& entry : record_of(earlier)->entries) {
+        if (entry.request != r) continue;
+        ++r->since_long;
+        if (entry.count <= options_.page_tokens) continue;
+        r->long_step = earlier;
+        r->since_long = 0;
+      }
+    }
     if (r->planned < r->prompt && std::find(prompts_.begin(), prompts_.end(), r) == prompts_.end()) prompts_.push_back(r);
     lengths.emplace_back(r->id, r->planned);
   }

@@ -503,7 +503,8 @@ void World::settle() {
   for (const Flight::Row& row : flight.rows) {
     const auto it = people_.find(row.id.value());
     if (it == people_.end() || it->second.serial != row.serial || !mix_.drafts) continue;
-    if (it->second.in_flight == 1 && row.begin + row.count > it->second.prompt && random_.one_in(4)) {
+    if (it->second.in_flight == 1 && it->second.planned == row.begin + row.count &&
+        it->second.planned > it->second.prompt && random_.one_in(4)) {
       kept.push_back({row.id, random_.below(row.count + 1)});
       if (row.begin + kept.back().tokens == 0) kept.pop_back();
     }
