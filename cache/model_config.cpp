@@ -78,7 +78,11 @@ ModelConfig parse_model_config(std::string_view json, ReadOptions options,
   model.dtype = dtype.value_or(DType::bfloat16);
   model.max_len = source.text.maybe_count({"max_position_embeddings", "model_max_length"},
                                           ConfigReader::max_tokens);
-  family->read(source, model);
+  try {
+    family->read(source, model);
+  } catch (const InvalidArgument& error) {  // shapes that are too large together
+    throw ConfigError(fmt::format("{}: {}", source_name, error.what()));
+  }
   if (model.max_len)
     for (KVLayerSpec& layer : model.layers)
       for (LayerCache& cache : layer.caches) widen(cache, *model.max_len);

@@ -201,8 +201,7 @@ TEST_CASE("a layer that owns nothing names the layer it reads") {
   CHECK(source(hunyuan, 63) == 62);
 }
 
-// ---- rules that no published file shows
-// ------------------------------------------------------------------
+// ---- rules that no published file shows ---------------------------------------------------------
 
 nlohmann::json small_llama() {
   return {{"model_type", "llama"},
@@ -269,8 +268,9 @@ TEST_CASE(
                                                        {"gpt-oss-20b", "(WF)12"},
                                                        {"gemma-3n-e4b", "(WWWWF)4 (=)15"},
                                                        {"gemma-4-26b-a4b", "(WWWWWF)5"}};
-  for (const auto& [file, pattern] : cases) {
-    CAPTURE(file);
+  for (const auto& named : cases) {
+    const auto [file, pattern] = named;
+    CAPTURE(named.first);
     nlohmann::json json = model_json(file);
     (json.contains("text_config") ? json["text_config"] : json).erase("layer_types");
     CHECK(letters_of(parse(json)) == expand(pattern));
@@ -305,8 +305,7 @@ TEST_CASE("the dtype is the caller's, else the text's, else the root's, else bfl
   CHECK(parse(json, {.dtype = DType::float32}).dtype == DType::float32);
 }
 
-// ---- states
-// --------------------------------------------------------------------------------------------
+// ---- states -------------------------------------------------------------------------------------
 
 std::vector<Slab> slabs(const ModelConfig& model) {
   for (const KVLayerSpec& spec : model.layers)
@@ -384,8 +383,7 @@ TEST_CASE("a Mamba-2 head_dim of \"auto\" is the expanded width over the heads")
   CHECK(slabs(parse(json)).at(1).shape == std::vector<std::uint32_t>{128, 64, 128});
 }
 
-// ---- tensor parallelism
-// --------------------------------------------------------------------------------
+// ---- tensor parallelism -------------------------------------------------------------------------
 
 TEST_CASE("ranks divide KV heads, and hold the same head where there are fewer") {
   const auto kv_heads = [](std::uint32_t ranks) {
@@ -429,8 +427,7 @@ TEST_CASE("ranks divide the heads of states, and every rank holds a latent entry
   CHECK(std::get<LatentCache>(model.layers[0].caches[0]).width == 576);
 }
 
-// ---- errors
-// --------------------------------------------------------------------------------------------
+// ---- errors -------------------------------------------------------------------------------------
 
 TEST_CASE("M-06: an unknown layer type is refused with its name, its layer, and how to add it") {
   nlohmann::json json = model_json("gemma-3-27b");

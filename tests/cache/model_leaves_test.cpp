@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <numeric>
 #include <set>
 #include <string>
@@ -46,8 +47,7 @@ std::string ids(const ModelLeaves& model) {
   return list;
 }
 
-// ---- every model
-// ---------------------------------------------------------------------------------------
+// ---- every model --------------------------------------------------------------------------------
 
 struct Sizes {
   std::string_view file;
@@ -159,8 +159,7 @@ TEST_CASE("each layer of a model is held by exactly the leaves its spec names") 
   }
 }
 
-// ---- the case catalogue
-// --------------------------------------------------------------------------------
+// ---- the case catalogue -------------------------------------------------------------------------
 
 TEST_CASE("M-01: two reaches are two leaves of the bytes of their layers") {
   const ModelLeaves gemma = load("gemma-3-27b");
@@ -226,8 +225,55 @@ TEST_CASE("compressed attention stores one entry for several tokens, in pages of
   CHECK(recent.bytes_per_page() == 43 * 16 * 512 * 2);  // keys and values are one entry
 }
 
-// ---- options
-// -------------------------------------------------------------------------------------------
+TEST_CASE("a broken file composes leaves of honest sizes, or is refused: never anything else") {
+  // Any one value of any file is replaced by values that a broken or hostile file may hold.
+  const nlohmann::json values[] = {0,
+                                   1,
+                                   2,
+                                   3,
+                                   65535,
+                                   65536,
+                                   1u << 20,
+                                   1 << 30,
+                                   -1,
+                                   0.5,
+                                   "full",
+                                   true,
+                                   nlohmann::json::array(),
+                                   nlohmann::json::object(),
+                                   nlohmann::json::array({0, 1, 4, 128})};
+  std::uint64_t composed = 0, refused = 0;
+  for (const Sizes& expected : models) {
+    const nlohmann::json flat = model_json(expected.file).flatten();
+    for (const auto& [pointer, unused] : flat.items()) {
+      // Of a list, the first entry stands for all.
+      if (std::isdigit(static_cast<unsigned char>(pointer.back())) && !pointer.ends_with("/0"))
+        continue;
+      for (const nlohmann::json& value : values) {
+        nlohmann::json json = model_json(expected.file);
+        json[nlohmann::json::json_pointer(pointer)] = value;
+        CAPTURE(expected.file);
+        CAPTURE(json.dump());
+        try {
+          const ModelLeaves model = model_from_json(json.dump(), {.tokens_per_page = 65536});
+          ++composed;
+          for (const Leaf& leaf : model.leaves) {
+            const std::uint64_t layers = leaf->layers();
+            REQUIRE(layers > 0);
+            REQUIRE(leaf->bytes_per_page() / layers > 0);
+            REQUIRE(leaf->bytes_per_page() % layers == 0);
+          }
+        } catch (const KVError&) {
+          ++refused;
+        }
+      }
+    }
+  }
+  CHECK(composed > 1000);
+  CHECK(refused > 1000);
+}
+
+// ---- options ------------------------------------------------------------------------------------
 
 TEST_CASE("a kv_dtype of one byte halves attention and leaves states as they are") {
   for (const std::string_view file : {"qwen3-next-80b-a3b", "deepseek-v3.2", "whisper-large-v3"}) {
@@ -302,8 +348,7 @@ TEST_CASE("sinks are kept beside a window") {
   CHECK(compose_leaves(config).leaves[0]->group_id() == KVCacheGroupId::sliding_window(128, 4));
 }
 
-// ---- splitting a state
-// ---------------------------------------------------------------------------------
+// ---- splitting a state --------------------------------------------------------------------------
 
 constexpr std::uint64_t GiB = std::uint64_t{1} << 30;
 
