@@ -269,14 +269,7 @@ std::size_t BlockPool::take_from_new(LeafId leaf, Fate fate, Allowance& allowanc
                                      std::span<BlockId> out) noexcept {
   PageClass& page_class = *leaves_[leaf.value()].page_class;
   const auto own_kind = static_cast<std::uint32_t>(fate);
-  if (page_class.ratio == 1) {
-    std::size_t taken = 0;
-    while (taken < out.size() && empty_.get() != 0 && allowance.may_spend()) {
-      allowance.spend();
-      taken += take(leaf, claim(page_class, fate), out.subspan(taken));
-    }
-    return taken;
-  }
+  if (page_class.ratio == 1) return take_single(leaf, fate, allowance, out);
   if (empty_.get() != 0 && allowance.may_spend()) {
     allowance.spend();
     const std::uint32_t huge = claim(page_class, fate);
@@ -331,9 +324,12 @@ void BlockPool::free(LeafId leaf, BlockId block) {
 void BlockPool::free_many(LeafId leaf, std::span<const BlockId> blocks) {
   require(Work::ready, "free");
   LeafState& state = state_of(leaf);
+  const bool single = state.page_class->ratio == 1;
   // Backwards: the next to draw them gets them in the order given here.
-  for (std::size_t index = blocks.size(); index-- > 0;) {
-    const BlockId block = blocks[index];
+  for (std::size_t index = blocks.size(); index > 0;) {
+    if (single) index -= free_single(leaf, blocks.first(index));
+    if (index == 0) return;
+    const BlockId block = blocks[--index];
     if (block.value() - 1 < state.blocks) [[likely]] {
       const Place place = place_of(state, block);
       Block& record = block_at(place);
@@ -347,6 +343,74 @@ void BlockPool::free_many(LeafId leaf, std::span<const BlockId> blocks) {
     }
     refuse_block("free", leaf, block);
   }
+}
+
+// Where the ratio is 1, a huge block is its one block: no lists, and one pass over the records.
+
+/// Returns references from the back, until it meets one that is not the last of an uncommitted
+/// block. Returns how many.
+std::size_t BlockPool::free_single(LeafId leaf, std::span<const BlockId> blocks) noexcept {
+  LeafState& state = leaves_[leaf.value()];
+  Block* const records = blocks_.data();
+  HugeBlock* const huge = huge_.data();
+  const std::uint64_t stride = max_ratio_;
+  const std::uint32_t last = state.blocks;
+  std::uint32_t first_empty = first_empty_;
+  std::size_t freed = 0;
+  for (std::size_t index = blocks.size(); index-- > 0; ++freed) {
+    const std::uint32_t number = blocks[index].value() - 1;
+    if (number >= last) break;
+    Block& block = records[number * stride];
+    if (block.leaf != leaf.value() || block.references != 1 || block.flags != 0) break;
+    block.references = 0;
+    block.key_low = first_empty;
+    first_empty = number;
+    huge[number].live = 0;
+    huge[number].owner = HugeBlock::nobody;
+  }
+  first_empty_ = first_empty;
+  empty_.add(freed);
+  state.page_class->claimed.add(-std::uint64_t{freed});
+  state.live.add(-std::uint64_t{freed});
+  return freed;
+}
+
+/// Claims empty huge blocks. Returns how many.
+std::size_t BlockPool::take_single(LeafId leaf, Fate fate, Allowance& allowance,
+                                   std::span<BlockId> out) noexcept {
+  LeafState& state = leaves_[leaf.value()];
+  PageClass& page_class = *state.page_class;
+  const std::uint64_t most = std::min(empty_.get(), allowance.needed + allowance.slack);
+  const std::size_t taken = std::min<std::uint64_t>(out.size(), most);
+  Block* const records = blocks_.data();
+  HugeBlock* const huge = huge_.data();
+  const std::uint64_t stride = max_ratio_;
+  const std::uint16_t owner = page_class.number;
+  const bool valued = !worths_.empty();
+  std::uint32_t first_empty = first_empty_;
+  for (std::size_t index = 0; index < taken; ++index) {
+    const std::uint32_t number = first_empty & ~fresh;
+    Block& block = records[number * stride];
+    first_empty =
+        (first_empty & fresh) != 0 ? first_empty + 1 : static_cast<std::uint32_t>(block.key_low);
+    block.references = 1;
+    block.leaf = static_cast<std::uint16_t>(leaf.value());
+    HugeBlock& record = huge[number];
+    record.live = 1;
+    record.owner = owner;
+    record.fate = static_cast<std::uint16_t>(fate) & 1;
+    record.worth_unsure = 0;
+    if (valued) worths_[number] = Rank{0};
+    out[index] = BlockId(number + 1);
+  }
+  first_empty_ = first_empty;
+  empty_.add(-std::uint64_t{taken});
+  page_class.claimed.add(taken);
+  state.live.add(taken);
+  const std::uint64_t from_needed = std::min<std::uint64_t>(allowance.needed, taken);
+  allowance.needed -= from_needed;
+  allowance.slack -= taken - from_needed;
+  return taken;
 }
 
 /// Undoes the return of one reference, last undone first.

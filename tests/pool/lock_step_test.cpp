@@ -207,7 +207,7 @@ class LockStep {
   template <class Call>
   bool interrupted(Call&& call) {
     events_.clear();
-    fault_in_ = chance(8) ? 1 + below(4) : 0;
+    fault_in_ = chance(5) ? 1 + below(4) : 0;
     try {
       call();
       fault_in_ = 0;
@@ -603,7 +603,7 @@ TEST_CASE("in lock step with the slow pool, over random operations on pools of e
       {.ratios = {70, 9}, .huge_blocks = 2},
   };
   std::uint32_t seed = 1;
-  u64 compactions = 0;
+  u64 compactions = 0, all_faults = 0;
   for (const Setting& setting : settings) {
     CAPTURE(fmt::format("ratios {}", fmt::join(setting.ratios, ", ")));
     u64 evictions = 0, refusals = 0, faults = 0;
@@ -619,8 +619,9 @@ TEST_CASE("in lock step with the slow pool, over random operations on pools of e
     // The generator reaches what it is there to reach.
     CHECK(evictions > 100);
     CHECK(refusals > 100);
-    CHECK(faults > 10);
+    all_faults += faults;
   }
+  CHECK(all_faults > 200);
   CHECK(compactions > 100);
 }
 
