@@ -317,6 +317,28 @@ std::uint64_t BlockManager::Impl::promise_after(const Request& r, const LeafInfo
   return promise_of(r, leaf, end, ceil_div(end, leaf.tokens_per_page), drawing, to_come);
 }
 
+bool BlockManager::Impl::owned(const Request& r, const LeafInfo& leaf, std::uint32_t slot, BlockId block) const {
+  // What it holds alone comes back to it as it moves on; what it shares does only while in its reach.
+  const bool alone = pool_->references(leaf.id, block) == 1;
+  const bool partly = slot == r.planned / leaf.tokens_per_page && r.planned % leaf.tokens_per_page != 0;
+  if (partly) return alone && !pool_->committed(leaf.id, block);  // else it is copied
+  if (alone) return true;
+  const SlotReach last = leaf.pattern.slots(*r.guarantee, leaf.tokens_per_page);
+  return last.contains(slot) && (leaf.needs_all || slot < last.head_end);
+}
+
+template <class Visit>
+void BlockManager::Impl::each_held(const Request& r, const LeafInfo& leaf, Visit&& visit) const {
+  const Row& row = r.rows[leaf.id.value()];
+  const auto tell = [&](std::uint32_t slot, BlockId block) {
+    if (block != null_block) visit(slot, block);
+  };
+  const std::uint32_t head = leaf.pattern.slots(r.planned, leaf.tokens_per_page).head_end;
+  for (std::uint32_t slot = 0; slot < std::min(head, row.first); ++slot) tell(slot, row.slots[slot]);
+  for (std::uint32_t slot = row.first; slot < row.slots.size(); ++slot) tell(slot, row.slots[slot]);
+  for (std::size_t i = 0; i < row.leaving.size(); ++i) tell(static_cast<std::uint32_t>(row.leaving_first + i), row.leaving[i]);
+}
+
 std::uint64_t BlockManager::Impl::promise_of(const Request& r, const LeafInfo& leaf, std::uint32_t planned,
                                              std::uint64_t slots, std::uint64_t drawing,
                                              std::uint32_t steps_to_come) const {
@@ -328,30 +350,47 @@ std::uint64_t BlockManager::Impl::promise_of(const Request& r, const LeafInfo& l
   }
   const std::uint64_t most = leaf.leaf->blocks_to_reserve(ceil_div(length, leaf.tokens_per_page),
                                                           leaf.tokens_per_page, {false, step});
-  // What it holds alone comes back to it as it moves on; what it shares does only while in its reach.
-  const Row& row = r.rows[leaf.id.value()];
-  const SlotReach last = leaf.pattern.slots(length, leaf.tokens_per_page);
   std::uint64_t its_own = drawing;
   bool copies_last = false;
-  const auto count = [&](std::uint32_t slot, BlockId block) {
-    if (block == null_block) return;
-    const bool stays = last.contains(slot) && (leaf.needs_all || slot < last.head_end);
-    const bool partly = slot == r.planned / leaf.tokens_per_page && r.planned % leaf.tokens_per_page != 0;
-    const bool alone = pool_->references(leaf.id, block) == 1;
-    const bool owned = partly ? alone && !pool_->committed(leaf.id, block) : alone || stays;
-    its_own += owned ? 1 : 0;
-    copies_last = copies_last || (partly && !owned);
-  };
-  const SlotReach reach = leaf.pattern.slots(r.planned, leaf.tokens_per_page);
-  for (std::uint32_t slot = 0; slot < std::min(reach.head_end, row.first); ++slot) count(slot, row.slots[slot]);
-  for (std::uint32_t slot = row.first; slot < row.slots.size(); ++slot) count(slot, row.slots[slot]);
-  for (std::size_t i = 0; i < row.leaving.size(); ++i) count(static_cast<std::uint32_t>(row.leaving_first + i), row.leaving[i]);
+  each_held(r, leaf, [&](std::uint32_t slot, BlockId block) {
+    if (owned(r, leaf, slot, block)) {
+      ++its_own;
+    } else if (slot == r.planned / leaf.tokens_per_page && r.planned % leaf.tokens_per_page != 0) {
+      copies_last = true;
+    }
+  });
   const std::uint64_t later = most > its_own ? most - its_own : 0;
   const std::uint64_t farthest = std::min<std::uint64_t>(planned + std::uint64_t{steps_to_come} * options_.page_tokens, length);
   const std::uint64_t ends = (farthest + leaf.tokens_per_page - 1) / leaf.tokens_per_page;
   const std::uint64_t before_it_settles = (ends > slots ? ends - slots : 0) +
                                           (steps_to_come > 0 && drawing == 0 && copies_last ? 1 : 0);
   return std::max(later, before_it_settles);
+}
+
+bool BlockManager::Impl::promises_fit_without(const Request& r, std::uint32_t from_tokens) {
+  if (!r.guarantee) return true;
+  std::fill(wanted_.begin(), wanted_.end(), 0);
+  for (const std::uint32_t index : text_) {
+    const LeafInfo& leaf = info_[index];
+    each_held(r, leaf, [&](std::uint32_t slot, BlockId block) {
+      const bool gone = slot >= from_tokens / leaf.tokens_per_page;
+      if (gone && owned(r, leaf, slot, block) && pool_->references(leaf.id, block) > 1) ++wanted_[index];
+    });
+  }
+  form_promises();
+  return pool_->judge(wanted_).fits;
+}
+
+std::uint64_t BlockManager::Impl::lent_by_fork(const Request& r, const LeafInfo& leaf) const {
+  if (!r.guarantee || leaf.writing != Writing::append) return 0;
+  const SlotReach last = leaf.pattern.slots(*r.guarantee, leaf.tokens_per_page);
+  std::uint64_t lent = 0;
+  each_held(r, leaf, [&](std::uint32_t slot, BlockId block) {
+    const bool partly = slot == r.planned / leaf.tokens_per_page && r.planned % leaf.tokens_per_page != 0;
+    const bool stays = last.contains(slot) && (leaf.needs_all || slot < last.head_end);
+    lent += !partly && !stays && pool_->references(leaf.id, block) == 1 ? 1 : 0;
+  });
+  return lent;
 }
 
 void BlockManager::Impl::form_promises(const Request* without) {

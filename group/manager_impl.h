@@ -168,8 +168,16 @@ class BlockManager::Impl {
   /// `end` in one more step.
   std::uint64_t promise(const Request& r, const LeafInfo& leaf) const;
   std::uint64_t promise_after(const Request& r, const LeafInfo& leaf, std::uint32_t end, std::uint64_t drawing) const;
+  /// Whether a block of r's row will serve r to the end of its guarantee, or comes back to it before.
+  bool owned(const Request& r, const LeafInfo& leaf, std::uint32_t slot, BlockId block) const;
+  template <class Visit>  // (slot, block) of what the row holds, leaving blocks included
+  void each_held(const Request& r, const LeafInfo& leaf, Visit&& visit) const;
   std::uint64_t promise_of(const Request& r, const LeafInfo& leaf, std::uint32_t planned, std::uint64_t slots,
                            std::uint64_t drawing, std::uint32_t steps_to_come) const;
+  /// Whether all promises could be kept if r gave up its pages from `from_tokens` on.
+  bool promises_fit_without(const Request& r, std::uint32_t from_tokens);
+  /// Blocks that r holds alone and, sharing them with a child, could not count on any more.
+  std::uint64_t lent_by_fork(const Request& r, const LeafInfo& leaf) const;
   void form_promises(const Request* without = nullptr);
   /// Whether the rest of r's prompt fits beside what earlier prompts still have to plan.
   bool would_fit(const Request& r, bool take_checkpoint, std::uint32_t encoder_tokens, std::string* why);
@@ -195,8 +203,8 @@ class BlockManager::Impl {
   void take_back_sources(StepRecord& record, Request& r, std::uint32_t begin);
   /// Whether some request has the block, or a copy that waits for the next step reads it.
   bool held(LeafId leaf, BlockId block) const;
-  template <class Which>
-  void drop_unfiled(Request& r, Which&& which);
+  template <class Which, class GiveBack>
+  void drop_unfiled(Request& r, Which&& which, GiveBack&& give);
   void back_to(Request& r, std::uint32_t tokens);
   bool can_go_back(const Request& r, std::uint32_t tokens) const;
   std::uint32_t deepest_return(const Request& r, std::uint32_t at_most) const;
@@ -229,6 +237,9 @@ class BlockManager::Impl {
   void leave(Request& r);
   void give_back(Request& r, LeafId leaf, BlockId block);
   void give_back_all(Request& r);
+  /// The page that token r.planned goes into is findable no more if r alone holds it: r writes into it, and
+  /// was not promised a block for a copy.
+  void forget_partly(Request& r);
   void cut_tokens(Request& r, std::uint32_t tokens);
   void forget_own(Request& r, std::uint32_t from_tokens);
   /// The block is given up: what was to be done to it first is dropped, and its bytes are nobody's.

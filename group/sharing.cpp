@@ -244,8 +244,12 @@ void BlockManager::Impl::fork(RequestId parent, RequestId child) {
   }
   for (const std::uint32_t leaf : scratch_) want(leaf, p.scratch[info_[leaf].kind_index] ? 1 : 0, Fate::request);
   drawn_.assign(total, null_block);
-  if (!guaranteed_.empty()) form_promises();
-  if (total > 0 && !pool_->allocate_all(demand_, drawn_)) {
+  if (!guaranteed_.empty()) {
+    form_promises();
+    for (const LeafInfo& info : info_) pool_->set_promised(info.id, pool_->promised(info.id) + lent_by_fork(p, info));
+  }
+  if (total > 0 ? !pool_->allocate_all(demand_, drawn_) : p.guarantee && !pool_->judge({}).fits) {
+    form_promises();
     throw PoolExhausted(fmt::format("forking request {} at {} tokens needs {} blocks of its own; they do not fit",
                                     parent.value(), p.planned, total));
   }
@@ -354,13 +358,32 @@ void BlockManager::Impl::rewind(RequestId id, std::uint32_t tokens) {
           "request {} cannot be rewound to {} tokens: what computing token {} needs is no longer held; the nearest shorter length that works is {}",
           id.value(), tokens, tokens, deepest_return(r, tokens)));
     }
+    if (!promises_fit_without(r, tokens)) {
+      throw PoolExhausted(fmt::format(
+          "request {} is guaranteed {} tokens and shares pages behind token {}; rewound to there it would need others, which do not fit",
+          id.value(), *r.guarantee, tokens));
+    }
     back_to(r, tokens);
+    if (r.guarantee) forget_partly(r);
   } else if (tokens > r.computed && tokens > r.known()) {
     throw RequestError(fmt::format("request {} knows {} tokens; it cannot be rewound to {}", id.value(), r.known(), tokens));
   }
   cut_tokens(r, tokens);
   std::erase_if(prompts_, [](const Request* q) { return q->planned >= q->prompt; });
   if (!guaranteed_.empty()) form_promises();
+}
+
+void BlockManager::Impl::forget_partly(Request& r) {
+  for (const std::uint32_t leaf : text_) {
+    const LeafInfo& info = info_[leaf];
+    const Row& row = r.rows[leaf];
+    if (r.planned % info.tokens_per_page == 0 || row.slots.empty()) continue;
+    const BlockId block = row.slots.back();
+    if (pool_->references(info.id, block) != 1) continue;
+    if (const auto key = pool_->key(info.id, block)) {
+      forget(leaf, SegmentId{static_cast<std::uint32_t>(key->high)}, static_cast<std::uint32_t>(key->low));
+    }
+  }
 }
 
 void BlockManager::Impl::cut_tokens(Request& r, std::uint32_t tokens) {

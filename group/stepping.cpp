@@ -265,8 +265,12 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
       // even where the cache was reset meanwhile.
       const BlockId old = state.at(n);
       state.at(n) = take(info);
-      state.read = old;
-      was_live = true;
+      if (state.fresh) {
+        give_back(r, info.id, old);
+      } else {
+        state.read = old;
+        was_live = true;
+      }
     }
     if (state.read) {
       add_source(record, r, info, *state.read, was_live);
@@ -487,7 +491,9 @@ void BlockManager::Impl::settle(StepId step, std::span<const Kept> kept) {
     if (length < entry.begin + entry.count) {
       unslide(r, length);
       cut_rows(r, length);
-      drop_unfiled(r, [&](const PendingCheckpoint& pending) { return pending.tokens > length; });
+      drop_unfiled(
+          r, [&](const PendingCheckpoint& pending) { return pending.tokens > length; },
+          [&](LeafId leaf, BlockId block) { give_back(r, leaf, block); });
       // Ids that were known when the step was begun and lie behind what stands were drafts.
       if (entry.known > length) cut_tokens(r, length);
     }
@@ -541,13 +547,13 @@ void BlockManager::Impl::cut_rows(Request& r, std::uint32_t tokens) {
   r.planned = tokens;
 }
 
-template <class Which>
-void BlockManager::Impl::drop_unfiled(Request& r, Which&& which) {
+template <class Which, class GiveBack>
+void BlockManager::Impl::drop_unfiled(Request& r, Which&& which, GiveBack&& give) {
   for (const PendingCheckpoint& pending : r.unfiled) {
     if (!which(pending)) continue;
     for (const std::uint32_t leaf : states_) {
       const BlockId block = pending.blocks[info_[leaf].kind_index];
-      if (block != null_block) give_back(r, LeafId{leaf}, block);
+      if (block != null_block) give(LeafId{leaf}, block);
     }
   }
   std::erase_if(r.unfiled, which);
@@ -577,7 +583,10 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
       const std::uint32_t n = entry->begin;
       --r.in_flight;
       r.last_step = step.value() - 1;
-      drop_unfiled(r, [&](const PendingCheckpoint& pending) { return pending.step == record.step.id.value(); });
+      // Checkpoints that this step was to make: nobody else has used their blocks.
+      drop_unfiled(
+          r, [&](const PendingCheckpoint& pending) { return pending.step == record.step.id.value(); },
+          [&](LeafId leaf, BlockId block) { pool_->free(leaf, block); });
       unslide(r, n);
       cut_rows(r, n);
       for (const std::uint32_t leaf : states_) {
@@ -680,7 +689,17 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
     lengths.emplace_back(r->id, r->planned);
   }
   std::sort(lengths.begin(), lengths.end());
-  if (!guaranteed_.empty()) form_promises();
+  if (!guaranteed_.empty()) {
+    form_promises();
+    // A request that went back behind pages that it shares needs more than it was promised; nobody else's
+    // promise may suffer for it.
+    for (const auto& [r, top] : touched) {
+      if (!r->guarantee || pool_->judge({}).fits) continue;
+      r->guarantee.reset();
+      std::erase(guaranteed_, r);
+      form_promises();
+    }
+  }
   return lengths;
 }
 
@@ -784,8 +803,9 @@ void BlockManager::Impl::back_to(Request& r, std::uint32_t tokens) {
     // A live state that is filed as a checkpoint must not be overwritten: the request moves off it.
     if (!in_ring && !state.ring.empty()) {
       for (BlockId& block : state.ring) {
+        drop_pending(info.id, block);
         if (block != null_block && pool_->committed(info.id, block)) {
-          pool_->free(info.id, block);
+          give_back(r, info.id, block);
           block = null_block;
         }
       }
@@ -794,7 +814,9 @@ void BlockManager::Impl::back_to(Request& r, std::uint32_t tokens) {
   }
   unslide(r, tokens);
   cut_rows(r, tokens);
-  drop_unfiled(r, [&](const PendingCheckpoint& pending) { return pending.tokens > tokens; });
+  drop_unfiled(
+      r, [&](const PendingCheckpoint& pending) { return pending.tokens > tokens; },
+      [&](LeafId leaf, BlockId block) { give_back(r, leaf, block); });
   if (tokens == 0) {
     for (const std::uint32_t leaf : text_) r.rows[leaf].first = 0;
   }

@@ -562,6 +562,7 @@ void World::abandon() {
     Person& p = people_.at(id.value());
     require(length <= p.planned, "request {} at {} goes back to {}", id.value(), p.planned, length);
     p.planned = length;
+    p.options.guarantee.reset();  // kept where it can be
   }
 }
 
@@ -619,6 +620,9 @@ void World::rewind() {
   try {
     manager_->rewind(p->id, to);
     rewound(to);
+  } catch (const PoolExhausted& e) {
+    require(p->options.guarantee.has_value(), "rewind: {}", e.what());
+    say("  {}", e.what());
   } catch (const RequestError& e) {
     const std::string why = e.what();
     say("  {}", why);
@@ -628,8 +632,12 @@ void World::rewind() {
     const auto nearest = static_cast<std::uint32_t>(std::stoul(why.substr(at + 9)));
     require(nearest < to, "rewind to {}: {}", to, why);
     if (nearest == 0 || random_.one_in(2)) return;
-    manager_->rewind(p->id, nearest);
-    rewound(nearest);
+    try {
+      manager_->rewind(p->id, nearest);
+      rewound(nearest);
+    } catch (const PoolExhausted&) {
+      require(p->options.guarantee.has_value(), "rewind to the nearest that works");
+    }
   }
 }
 
