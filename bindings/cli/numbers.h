@@ -24,6 +24,12 @@ inline std::string in_bytes(double bytes) {
   return fmt::format("{:.{}f} {}", bytes, unit == 0 ? 0 : 1, units[unit]);
 }
 
+/// "2.4 µs", "12,063 µs".
+inline std::string in_microseconds(double us) {
+  return us < 1000 ? fmt::format("{:.1f} µs", us)
+                   : grouped(static_cast<std::uint64_t>(us + 0.5)) + " µs";
+}
+
 /// Per cent of `whole`; 0 of nothing.
 inline double per_cent(std::uint64_t part, std::uint64_t whole) {
   return whole == 0 ? 0 : 100 * static_cast<double>(part) / static_cast<double>(whole);

@@ -245,7 +245,7 @@ class Run {
     double seconds = seconds_since(start);
     std::optional<std::string> refusal;
     if (!plan.refused().empty()) refusal = plan.refused().front().why;
-    if (options_.on_plan) options_.on_plan(plan);
+    if (options_.on_plan) options_.on_plan(plan, check);
     if (options_.verifier != nullptr) options_.verifier->run(plan, check);
 
     const auto settling = Clock::now();

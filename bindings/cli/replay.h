@@ -27,10 +27,10 @@ struct ReplayOptions {
   std::uint32_t max_live = 64;
   std::optional<std::uint32_t> encoder_tokens;  // of each request, where the model has an encoder
   Verifier* verifier = nullptr;                 // sees every step
-  std::function<void(std::uint64_t requests)>
-      on_request;  // after each one, with their number so far
-  std::function<void(const StepPlan&)>
-      on_plan;  // before the verifier sees it: for tests that break it
+  /// After each request, with their number so far.
+  std::function<void(std::uint64_t requests)> on_request;
+  /// Before the verifier sees a plan, with how it will read it: for tests that break something.
+  std::function<void(const StepPlan&, Check)> on_plan;
 };
 
 /// Bytes of one leaf at one time, or a mean of them.
@@ -38,7 +38,7 @@ struct LeafBytes {
   double live = 0;    // of blocks that requests hold
   double cached = 0;  // of blocks that can be found again
   double clean = 0;   // of blocks that are neither, in huge blocks of its page class; leaves of one
-                     // class show the same ones
+                      // class show the same ones
   double padding = 0;  // between the pages of live and cached blocks
 };
 

@@ -204,23 +204,32 @@ std::string memory_chart(const Replay& replay, const ReplaySubject& subject) {
 std::string hit_chart(const Replay& replay) {
   const auto requests = static_cast<double>(replay.requests.size());
   Chart chart("Share of prompt tokens reused", "requests", "% of prompt tokens");
-  for (int mark = 0; mark <= 100; mark += 25) chart.y_mark(mark / 100.0, fmt::to_string(mark));
   request_axis(chart, requests);
-
   std::vector<std::pair<double, double>> lately;
   std::vector<std::pair<double, double>> so_far;
   const std::size_t stride = std::max<std::size_t>(1, replay.moments.size() / 64);
   std::uint64_t prompt = 0;
   std::uint64_t hit = 0;
+  double most = 0;
   for (std::size_t i = 0; i < replay.moments.size(); ++i) {
     const Moment& moment = replay.moments[i];
     const double at = moment.request / requests;
-    so_far.emplace_back(at, per_cent(moment.hit_tokens, moment.prompt_tokens) / 100);
+    so_far.emplace_back(at, per_cent(moment.hit_tokens, moment.prompt_tokens));
+    most = std::max(most, so_far.back().second);
     if ((i + 1) % stride != 0) continue;
-    lately.emplace_back(at, per_cent(moment.hit_tokens - hit, moment.prompt_tokens - prompt) / 100);
+    lately.emplace_back(at, per_cent(moment.hit_tokens - hit, moment.prompt_tokens - prompt));
+    most = std::max(most, lately.back().second);
     prompt = moment.prompt_tokens;
     hit = moment.hit_tokens;
   }
+  double top = 100;
+  for (const double smaller : {50.0, 20.0, 10.0}) {
+    if (most <= smaller) top = smaller;
+  }
+  for (auto* points : {&lately, &so_far}) {
+    for (auto& point : *points) point.second /= top;
+  }
+  for (const double mark : round_marks(top, 5)) chart.y_mark(mark / top, short_number(mark));
   const auto colour = [](std::size_t i) {
     return fmt::format("stroke:{0};background:{0};", colours[i]);
   };
@@ -273,7 +282,7 @@ std::string step_chart(const Replay& replay) {
   for (const auto& [share, name, at] :
        {std::tuple{0.5, "median", 0.94}, std::tuple{0.99, "p99", 0.84}}) {
     const double us = replay.step_quantile(share);
-    chart.upright(place(us), at, fmt::format("{} {:.1f} µs", name, us));
+    chart.upright(place(us), at, fmt::format("{} {}", name, in_microseconds(us)));
   }
   return chart.finish();
 }
@@ -292,9 +301,9 @@ body { margin: 0 auto; max-width: 980px; padding: 28px 20px 48px; background: va
 h1 { font-size: 22px; margin: 0 0 4px; }
 h2 { font-size: 16px; margin: 32px 0 8px; }
 p { margin: 0; color: var(--soft); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(148px, 1fr)); gap: 10px; margin: 20px 0 8px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); gap: 10px; margin: 20px 0 8px; }
 .tiles div { background: var(--tile); border-radius: 8px; padding: 10px 14px; color: var(--soft); font-size: 13px; }
-.tiles b { display: block; font-size: 22px; font-weight: 600; color: var(--ink); font-variant-numeric: tabular-nums; }
+.tiles b { display: block; white-space: nowrap; font-size: 22px; font-weight: 600; color: var(--ink); font-variant-numeric: tabular-nums; }
 svg { width: 100%; height: auto; display: block; }
 svg text { font-size: 12px; fill: var(--soft); font-variant-numeric: tabular-nums; }
 .grid { stroke: var(--line); } .axis { stroke: var(--soft); } .mark { stroke: var(--ink); stroke-dasharray: 4 3; }
@@ -306,7 +315,7 @@ table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-nu
 th, td { text-align: right; padding: 5px 8px; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { color: var(--soft); font-weight: 500; }
 th:first-child, td:first-child { text-align: left; }
-td.text { text-align: left; white-space: normal; }
+th.text, td.text { text-align: left; white-space: normal; }
 )";
 
 std::string tile(const std::string& figure, std::string_view name) {
@@ -339,7 +348,7 @@ std::string refusal_table(const Replay& replay) {
   return fmt::format(
       "<h2>Refused</h2>\n<div class=\"wide\"><table><tr><th>reason</th><th>count</th><th>first "
       "row</th>"
-      "<th>what was said of it</th></tr>\n{}</table></div>\n",
+      "<th class=\"text\">what was said of it</th></tr>\n{}</table></div>\n",
       rows);
 }
 
@@ -370,10 +379,9 @@ std::string to_html(const Replay& replay, const ReplaySubject& subject) {
   page += tile(grouped(replay.refused), "requests refused");
   page += tile(grouped(replay.growth_refused), "answers refused");
   page += tile(in_bytes(replay.peak_bytes), "in use at the peak");
-  page +=
-      tile(fmt::format("{:.1f} µs", replay.us_per_request()), "of manager and planner a request");
-  page += tile(fmt::format("{:.1f} µs", replay.step_quantile(0.5)), "median step");
-  page += tile(fmt::format("{:.1f} µs", replay.step_quantile(0.99)), "p99 step");
+  page += tile(in_microseconds(replay.us_per_request()), "of manager and planner a request");
+  page += tile(in_microseconds(replay.step_quantile(0.5)), "median step");
+  page += tile(in_microseconds(replay.step_quantile(0.99)), "p99 step");
   if (subject.verified) {
     page += tile(grouped(subject.verified->entries_checked), "entries read back and equal");
   }

@@ -196,13 +196,14 @@ std::string to_text(const Replay& replay, const ReplaySubject& subject) {
                              grouped(subject.huge_blocks),
                              in_bytes(static_cast<double>(subject.huge_bytes))));
   text += '\n' + leaf_table(replay) + '\n';
-  line("steps", fmt::format("{}; plan and settle: median {:.1f} µs, p99 {:.1f} µs, max {:.1f} µs",
-                            grouped(replay.step_us.size()), replay.step_quantile(0.5),
-                            replay.step_quantile(0.99), replay.step_quantile(1)));
+  line("steps",
+       fmt::format("{}; plan and settle: median {}, p99 {}, max {}", grouped(replay.step_us.size()),
+                   in_microseconds(replay.step_quantile(0.5)),
+                   in_microseconds(replay.step_quantile(0.99)),
+                   in_microseconds(replay.step_quantile(1))));
   line("time",
-       fmt::format("{:.1f} µs per request in the manager and planner; {:.2f} s in all, with "
-                   "token ids{}",
-                   replay.us_per_request(), replay.wall_seconds,
+       fmt::format("{} per request in the manager and planner; {:.2f} s in all, with token ids{}",
+                   in_microseconds(replay.us_per_request()), replay.wall_seconds,
                    subject.verified ? " and verification" : ""));
   if (subject.verified) line("verified", verified(*subject.verified));
   return text;

@@ -47,7 +47,11 @@ TEST_CASE("a bar never exceeds the terminal") {
 TEST_CASE("a terminal gets one line that is rewritten and erased at the end") {
   Captured out;
   {
-    Progress progress({.unit = "requests", .total = 100, .style = ProgressStyle::bar, .to = out.file(), .columns = 60});
+    Progress progress({.unit = "requests",
+                       .total = 100,
+                       .style = ProgressStyle::bar,
+                       .to = out.file(),
+                       .columns = 60});
     const auto now = Progress::Clock::now();
     progress.reach(10, now + 1s);
     progress.reach(11, now + 1s);  // too soon to be drawn again
@@ -63,16 +67,19 @@ TEST_CASE("a terminal gets one line that is rewritten and erased at the end") {
 
 TEST_CASE("elsewhere there is a plain line every few seconds, and none for a short run") {
   Captured out;
-  Progress progress({.unit = "requests", .total = 100, .style = ProgressStyle::lines, .to = out.file()});
+  Progress progress(
+      {.unit = "requests", .total = 100, .style = ProgressStyle::lines, .to = out.file()});
   const auto now = Progress::Clock::now();
-  for (int i = 1; i <= 12; ++i) progress.reach(static_cast<std::uint64_t>(i), now + std::chrono::seconds(i));
+  for (int i = 1; i <= 12; ++i)
+    progress.reach(static_cast<std::uint64_t>(i), now + std::chrono::seconds(i));
   progress.finish();
   const std::string text = out.text();
   CHECK(std::count(text.begin(), text.end(), '\n') == 2);
   CHECK(text.find('\r') == std::string::npos);
   CHECK(text.find("left") != std::string::npos);
   Captured nothing;
-  Progress quiet({.unit = "requests", .total = 100, .style = ProgressStyle::none, .to = nothing.file()});
+  Progress quiet(
+      {.unit = "requests", .total = 100, .style = ProgressStyle::none, .to = nothing.file()});
   quiet.reach(5, now + 1h);
   CHECK(nothing.text().empty());
 }
@@ -86,6 +93,8 @@ TEST_CASE("numbers are grouped, and bytes come in the largest unit that keeps th
   CHECK(in_bytes(1023) == "1023 B");
   CHECK(in_bytes(1536) == "1.5 KiB");
   CHECK(in_bytes(64.0 * (1ull << 30)) == "64.0 GiB");
+  CHECK(in_microseconds(2.44) == "2.4 µs");
+  CHECK(in_microseconds(12062.6) == "12,063 µs");
   CHECK(per_cent(1, 4) == 25);
   CHECK(per_cent(1, 0) == 0);
 }

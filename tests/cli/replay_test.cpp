@@ -16,18 +16,19 @@ using namespace kvleaf::cli;
 namespace {
 
 Leaf full(std::uint32_t tokens_per_page = 16) {
-  return std::make_shared<FullAttentionLeaf>(
-      "full", AttentionOptions{.layers = 1,
-                               .kv_heads = 1,
-                               .head_dim = 8,
-                               .value_head_dim = {},
-                               .dtype = DType::bfloat16,
-                               .tokens_per_page = tokens_per_page,
-                               .slots_per_page = {},
-                               .table = TableFormat::dense});
+  return std::make_shared<FullAttentionLeaf>("full",
+                                             AttentionOptions{.layers = 1,
+                                                              .kv_heads = 1,
+                                                              .head_dim = 8,
+                                                              .value_head_dim = {},
+                                                              .dtype = DType::bfloat16,
+                                                              .tokens_per_page = tokens_per_page,
+                                                              .slots_per_page = {},
+                                                              .table = TableFormat::dense});
 }
 
-/// Bytes in which nothing is ever evicted: every page of every prompt and answer, and some to spare.
+/// Bytes in which nothing is ever evicted: every page of every prompt and answer, and some to
+/// spare.
 std::uint64_t endless_budget(const Trace& trace, std::uint32_t page, std::uint64_t page_bytes) {
   std::uint64_t pages = 4096;
   for (const TraceRow& row : trace.rows) pages += (row.input_length + row.output_length) / page + 1;
@@ -41,14 +42,14 @@ Trace lengths(const std::string& rows) {
 BlockManager small_manager(std::uint32_t pages, std::uint32_t max_len, std::uint32_t step = 64) {
   const Leaf leaf = full();
   const std::vector<PageSpec> specs = {PageSpec::of(*leaf)};
-  return BlockManager({leaf}, {.page_tokens = 16,
-                               .max_len = max_len,
-                               .max_step_tokens = step,
-                               .geometry = Geometry::by_hand(
-                                   specs, {.huge_bytes = leaf->bytes_per_page(),
-                                           .huge_blocks = pages,
-                                           .ratios = {1},
-                                           .alignment = 64})});
+  return BlockManager({leaf},
+                      {.page_tokens = 16,
+                       .max_len = max_len,
+                       .max_step_tokens = step,
+                       .geometry = Geometry::by_hand(specs, {.huge_bytes = leaf->bytes_per_page(),
+                                                             .huge_blocks = pages,
+                                                             .ratios = {1},
+                                                             .alignment = 64})});
 }
 
 }  // namespace
@@ -59,10 +60,10 @@ TEST_CASE("with room for everything each request hits what an endless cache woul
     CAPTURE(file);
     const Trace trace = read_trace(fmt::format("{}/{}.jsonl.gz", KVLEAF_TRACES, file));
     const Leaf leaf = full(trace.block_tokens);
-    BlockManager manager({leaf}, {.budget_bytes = endless_budget(trace, trace.block_tokens,
-                                                                 leaf->bytes_per_page()),
-                                  .page_tokens = trace.block_tokens,
-                                  .max_len = trace.longest()});
+    BlockManager manager(
+        {leaf}, {.budget_bytes = endless_budget(trace, trace.block_tokens, leaf->bytes_per_page()),
+                 .page_tokens = trace.block_tokens,
+                 .max_len = trace.longest()});
     const Replay replay = cli::replay(trace, manager, {});
     const std::vector<std::uint32_t> expected = test::infinite_cache_hits(trace);
     REQUIRE(replay.requests.size() == expected.size());
@@ -79,17 +80,19 @@ TEST_CASE("with room for everything each request hits what an endless cache woul
   }
 }
 
-TEST_CASE("a full set of live requests gives way from its oldest, which grows by its answer first") {
+TEST_CASE(
+    "a full set of live requests gives way from its oldest, which grows by its answer first") {
   const Trace trace = lengths("20,5\n30,0\n40,3\n17,1\n");
   BlockManager manager = small_manager(64, 128);
   std::vector<std::vector<std::uint64_t>> live;
-  const Replay replay = cli::replay(
-      trace, manager, {.max_live = 2, .on_request = [&](std::uint64_t) {
-                         live.emplace_back();
-                         for (std::uint64_t id = 1; id <= 4; ++id) {
-                           if (manager.contains(RequestId{id})) live.back().push_back(id);
-                         }
-                       }});
+  const Replay replay =
+      cli::replay(trace, manager, {.max_live = 2, .on_request = [&](std::uint64_t) {
+                                     live.emplace_back();
+                                     for (std::uint64_t id = 1; id <= 4; ++id) {
+                                       if (manager.contains(RequestId{id}))
+                                         live.back().push_back(id);
+                                     }
+                                   }});
   CHECK(live == std::vector<std::vector<std::uint64_t>>{{1}, {1, 2}, {2, 3}, {3, 4}});
   CHECK(replay.computed_tokens == 20 + 5 + 30 + 40 + 3 + 17 + 1);
   CHECK(replay.step_us.size() == 7);
@@ -100,7 +103,7 @@ TEST_CASE("prompts are computed in chunks of at most max_step_tokens") {
   const Trace trace = lengths("200,130\n");
   BlockManager manager = small_manager(64, 400, 64);
   std::vector<std::int32_t> lengths_seen;
-  const Replay replay = cli::replay(trace, manager, {.on_plan = [&](const StepPlan& plan) {
+  const Replay replay = cli::replay(trace, manager, {.on_plan = [&](const StepPlan& plan, Check) {
                                       lengths_seen.push_back(plan.seq_lens()[0]);
                                     }});
   REQUIRE(lengths_seen.size() >= 7);
@@ -156,7 +159,7 @@ TEST_CASE("a prompt longer than max_len is refused with its reason, and the rest
 }
 
 TEST_CASE("the report's bytes agree with each other and with the arena") {
-  const Trace trace = read_trace(std::string(KVLEAF_TRACES) + "/agent_sessions.jsonl.gz", 300);
+  const Trace trace = read_trace(std::string(KVLEAF_TRACES) + "/mooncake_conversation.jsonl.gz", 300);
   const Leaf all = full();
   const Leaf window = std::make_shared<SlidingWindowLeaf>(
       "window", WindowOptions{.window = 64, .sinks = 4, .compact = false},
@@ -168,21 +171,26 @@ TEST_CASE("the report's bytes agree with each other and with the arena") {
                        .tokens_per_page = 16,
                        .slots_per_page = {},
                        .table = TableFormat::dense});
-  BlockManager manager({all, window},
-                       {.budget_bytes = 4 << 20, .page_tokens = 16, .max_len = trace.longest()});
+  const Leaf state = std::make_shared<RecurrentStateLeaf>(
+      "state", StateOptions{.layers = 1,
+                            .slabs = {{.name = "s", .shape = {512}, .dtype = DType::float32}},
+                            .tokens_per_page = 16});
+  BlockManager manager({all, window, state},
+                       {.budget_bytes = 24 << 20, .page_tokens = 16, .max_len = trace.longest()});
   const Replay replay = cli::replay(trace, manager, {.max_live = 8});
   const ReplaySubject subject{.trace = "t.jsonl", .arena_bytes = manager.geometry().arena_bytes()};
   const nlohmann::json json = to_json(replay, subject);
 
-  for (const char* key : {"requests", "prompt_tokens", "hit_tokens", "hit_pct", "refused", "growth_refused",
-                          "preemptions", "us_per_request", "peak_bytes", "leaves"}) {
+  for (const char* key :
+       {"requests", "prompt_tokens", "hit_tokens", "hit_pct", "refused", "growth_refused",
+        "preemptions", "us_per_request", "peak_bytes", "leaves"}) {
     CHECK_MESSAGE(json.contains(key), key);
   }
   CHECK(json["requests"] == 300);
-  CHECK(json["hit_pct"].get<double>() ==
-        doctest::Approx(100.0 * json["hit_tokens"].get<double>() / json["prompt_tokens"].get<double>()));
+  CHECK(json["hit_pct"].get<double>() == doctest::Approx(100.0 * json["hit_tokens"].get<double>() /
+                                                         json["prompt_tokens"].get<double>()));
   std::int64_t at_peak = 0;
-  for (const char* id : {"full", "window"}) {
+  for (const char* id : {"full", "window", "state"}) {
     const nlohmann::json& leaf = json["leaves"][id];
     for (const char* key : {"live", "cached", "clean", "padding", "blocks", "lost_tokens"}) {
       CHECK_MESSAGE(leaf.contains(key), key);
@@ -200,10 +208,12 @@ TEST_CASE("the report's bytes agree with each other and with the arena") {
   CHECK(replay.moments.size() > 100);
   std::uint64_t lost = 0;
   for (const GroupStats& group : replay.groups) lost += group.lost_tokens;
-  CHECK(lost > 0);  // so small a pool costs somebody
+  CHECK(lost > 0);  // not every boundary has a state
+  CHECK(json["leaves"]["state"]["lost_tokens"] > 0);
 
   const std::string text = to_text(replay, subject);
-  for (const char* words : {"300", "reused", "lost to", "refused", "median", "p99", "window", "padding"}) {
+  for (const char* words :
+       {"300", "reused", "lost to", "refused", "median", "p99", "window", "padding"}) {
     CHECK_MESSAGE(text.find(words) != std::string::npos, words);
   }
   const std::string html = to_html(replay, subject);
