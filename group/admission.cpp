@@ -13,7 +13,8 @@ namespace {
 /// Extra keys of the pages in which media items and the encoder's input begin.
 PageExtras page_extras(const AdmitOptions& options, std::uint32_t page_tokens) {
   PageExtras extras;
-  const auto add = [&](std::uint32_t at, std::string_view kind, std::string_view digest, std::uint64_t length) {
+  const auto add = [&](std::uint32_t at, std::string_view kind, std::string_view digest,
+                       std::uint64_t length) {
     const std::uint32_t page = at / page_tokens;
     auto place = std::lower_bound(extras.begin(), extras.end(), page,
                                   [](const PageExtra& e, std::uint32_t p) { return e.page < p; });
@@ -22,7 +23,8 @@ PageExtras page_extras(const AdmitOptions& options, std::uint32_t page_tokens) {
     append_unambiguously(place->key, digest);
     append_unambiguously(place->key, fmt::format("{}+{}", at % page_tokens, length));
   };
-  if (options.encoder) add(options.encoder->at, "encoder", options.encoder->digest, options.encoder->tokens);
+  if (options.encoder)
+    add(options.encoder->at, "encoder", options.encoder->digest, options.encoder->tokens);
   for (const MediaItem& item : options.media) add(item.offset, "media", item.digest, item.length);
   return extras;
 }
@@ -43,23 +45,28 @@ EncoderNode* BlockManager::Impl::find_encoder(const AdmitOptions& options) const
   return it == encoder_index_.end() ? nullptr : it->second.get();
 }
 
-void BlockManager::Impl::check_admission(std::span<const Token> tokens, const AdmitOptions& options) const {
+void BlockManager::Impl::check_admission(std::span<const Token> tokens,
+                                         const AdmitOptions& options) const {
   if (tokens.empty()) throw RequestError("a request needs at least one token; none was given");
   if (tokens.size() > options_.max_len) {
-    throw RequestError(fmt::format("a prompt of {} tokens passes max_len {}", tokens.size(), options_.max_len));
+    throw RequestError(
+        fmt::format("a prompt of {} tokens passes max_len {}", tokens.size(), options_.max_len));
   }
-  if (options.guarantee && (*options.guarantee > options_.max_len || *options.guarantee < tokens.size())) {
-    throw RequestError(fmt::format("a guarantee of {} tokens; it must lie between the prompt's {} and max_len {}",
-                                   *options.guarantee, tokens.size(), options_.max_len));
+  if (options.guarantee &&
+      (*options.guarantee > options_.max_len || *options.guarantee < tokens.size())) {
+    throw RequestError(
+        fmt::format("a guarantee of {} tokens; it must lie between the prompt's {} and max_len {}",
+                    *options.guarantee, tokens.size(), options_.max_len));
   }
   std::uint64_t end = 0;
   for (const MediaItem& item : options.media) {
     const std::uint64_t item_end = std::uint64_t{item.offset} + item.length;
     if (item.length == 0 || item.offset < end || item_end > tokens.size()) {
-      throw RequestError(fmt::format(
-          "media item at [{}, {}): items must be ascending, not overlapping, not empty and inside the prompt's {} "
-          "tokens",
-          item.offset, item_end, tokens.size()));
+      throw RequestError(
+          fmt::format("media item at [{}, {}): items must be ascending, not overlapping, not empty "
+                      "and inside the prompt's {} "
+                      "tokens",
+                      item.offset, item_end, tokens.size()));
     }
     end = item_end;
   }
@@ -68,17 +75,19 @@ void BlockManager::Impl::check_admission(std::span<const Token> tokens, const Ad
       throw RequestError("an encoder input was given, but no leaf is written by an encoder");
     }
     if (options.encoder->tokens == 0 || options.encoder->at >= tokens.size()) {
-      throw RequestError(fmt::format(
-          "an encoder of {} tokens at position {}: it needs at least one token, and a position inside the prompt's {}",
-          options.encoder->tokens, options.encoder->at, tokens.size()));
+      throw RequestError(
+          fmt::format("an encoder of {} tokens at position {}: it needs at least one token, and a "
+                      "position inside the prompt's {}",
+                      options.encoder->tokens, options.encoder->at, tokens.size()));
     }
   }
 }
 
-// ---- finding ---------------------------------------------------------------------------------------
+// ---- finding
+// ---------------------------------------------------------------------------------------
 
-void BlockManager::Impl::find(std::span<const Token> tokens, const AdmitOptions& options, const Request& r,
-                              Found& found) {
+void BlockManager::Impl::find(std::span<const Token> tokens, const AdmitOptions& options,
+                              const Request& r, Found& found) {
   found.path.clear();
   found.residency.clear();
   found.residency_leaf.clear();
@@ -89,8 +98,8 @@ void BlockManager::Impl::find(std::span<const Token> tokens, const AdmitOptions&
   if (!found.root) return;
 
   const std::uint32_t P = options_.page_tokens;
-  const auto most = static_cast<std::uint32_t>(
-      std::min<std::uint64_t>(tokens.size(), options.addressable.value_or(std::numeric_limits<std::uint32_t>::max())));
+  const auto most = static_cast<std::uint32_t>(std::min<std::uint64_t>(
+      tokens.size(), options.addressable.value_or(std::numeric_limits<std::uint32_t>::max())));
   tree_->match(*found.root, tokens, r.extras, most / P, found.path);
 
   for (const LeafInfo& info : info_) {
@@ -129,7 +138,8 @@ void BlockManager::Impl::find(std::span<const Token> tokens, const AdmitOptions&
     found.residency.push_back(std::move(residency));
     found.residency_leaf.push_back(info.id.value());
   }
-  const auto last = static_cast<std::uint32_t>(tokens.size() - 1);  // its logits are wanted: computed again
+  const auto last =
+      static_cast<std::uint32_t>(tokens.size() - 1);  // its logits are wanted: computed again
   found.limit = boundary_outside(std::min({last, most, found.path.pages * P}), unit_, r.uncut);
   found.hit = joint_hit(found.residency, found.limit, unit_, r.uncut);
   if (found.path.left_path) found.junction = boundary_outside(found.path.pages * P, unit_, r.uncut);
@@ -161,18 +171,23 @@ std::string BlockManager::Impl::reason_of(const Found& found, std::span<const To
   const std::uint32_t P = options_.page_tokens;
   if (!options_.enable_prefix_caching) return "prefix caching is off";
   if (!caching_) return "no leaf is cached by content";
-  if (tokens.size() <= unit_) return fmt::format("shorter than a page: {} tokens of {}, and the last is computed", tokens.size(), unit_);
+  if (tokens.size() <= unit_)
+    return fmt::format("shorter than a page: {} tokens of {}, and the last is computed",
+                       tokens.size(), unit_);
   if (!found.root) {
     if (tree_->segments() == 0) return "nothing is cached";
-    if (options.salt.empty() && options.adapter.empty()) return "nothing is cached without salt and adapter";
-    return options.adapter.empty() ? "nothing is cached under this salt"
-                                   : fmt::format("nothing is cached under this salt and adapter '{}'", options.adapter);
+    if (options.salt.empty() && options.adapter.empty())
+      return "nothing is cached without salt and adapter";
+    return options.adapter.empty()
+               ? "nothing is cached under this salt"
+               : fmt::format("nothing is cached under this salt and adapter '{}'", options.adapter);
   }
   const std::uint32_t hit = found.hit;
   if (found.path.pages * P < unit_) {
     const auto common = tree_->common_tokens({*found.root, 0}, tokens);
     if (found.path.pages > 0 || common.tokens > 0) {
-      return fmt::format("shorter than a page: {} common tokens of {}", std::max(common.tokens, found.path.pages * P), unit_);
+      return fmt::format("shorter than a page: {} common tokens of {}",
+                         std::max(common.tokens, found.path.pages * P), unit_);
     }
     return "no cached prompt begins like this";
   }
@@ -188,21 +203,26 @@ std::string BlockManager::Impl::reason_of(const Found& found, std::span<const To
     if (leaf.deepest(found.limit, unit_) >= found.limit) continue;
     const LeafInfo& info = info_[found.residency_leaf[i]];
     if (info.writing == Writing::in_place) {
-      return fmt::format("leaf '{}' has no checkpoint at {} tokens", info.leaf->leaf_id(), found.limit);
+      return fmt::format("leaf '{}' has no checkpoint at {} tokens", info.leaf->leaf_id(),
+                         found.limit);
     }
     for (const MissingRun& run : leaf.missing) {
       const SlotReach reach = info.pattern.slots(found.limit, info.tokens_per_page);
       if (run.begin < reach.head_end || (run.begin < reach.end && run.end > reach.tail_begin)) {
-        return fmt::format("leaf '{}' lost the page of tokens {} to {}", info.leaf->leaf_id(),
-                           std::max(run.begin, run.begin < reach.head_end ? 0u : reach.tail_begin) * info.tokens_per_page,
-                           (std::max(run.begin, run.begin < reach.head_end ? 0u : reach.tail_begin) + 1) * info.tokens_per_page);
+        return fmt::format(
+            "leaf '{}' lost the page of tokens {} to {}", info.leaf->leaf_id(),
+            std::max(run.begin, run.begin < reach.head_end ? 0u : reach.tail_begin) *
+                info.tokens_per_page,
+            (std::max(run.begin, run.begin < reach.head_end ? 0u : reach.tail_begin) + 1) *
+                info.tokens_per_page);
       }
     }
   }
   return "no boundary suits all leaves";
 }
 
-// ---- claiming --------------------------------------------------------------------------------------
+// ---- claiming
+// --------------------------------------------------------------------------------------
 
 void BlockManager::Impl::claim(Request& r, const Found& found, std::uint32_t hit, bool with_extra) {
   const std::uint32_t page = options_.page_tokens;
@@ -224,25 +244,31 @@ void BlockManager::Impl::claim(Request& r, const Found& found, std::uint32_t hit
           const auto copy = [&](std::uint32_t begin, std::uint32_t end) {  // pages, absolute
             begin = std::max(begin, part.first);
             end = std::min({end, part.first + part.pages, slots});
-            if (begin < end) std::copy(blocks + (begin - part.first), blocks + (end - part.first), row.slots.begin() + begin);
+            if (begin < end)
+              std::copy(blocks + (begin - part.first), blocks + (end - part.first),
+                        row.slots.begin() + begin);
           };
           copy(0, reach.head_end);
           copy(reach.tail_begin, slots);
           continue;
         }
         std::uint32_t slot = part.first / info.pages;
-        for (std::uint32_t p = (slot + 1) * info.pages - 1; p < part.first + part.pages; p += info.pages, ++slot) {
+        for (std::uint32_t p = (slot + 1) * info.pages - 1; p < part.first + part.pages;
+             p += info.pages, ++slot) {
           if (slot < slots && reach.contains(slot)) row.slots[slot] = blocks[p - part.first];
         }
       }
-      if (with_extra) row.slots.back() = tree_->block(found.extra_behind.segment, found.extra_behind.pages - 1, *info.tree);
+      if (with_extra)
+        row.slots.back() =
+            tree_->block(found.extra_behind.segment, found.extra_behind.pages - 1, *info.tree);
       const std::uint32_t head = std::min(reach.head_end, row.first);
       pool_->touch_many(info.id, std::span(row.slots).first(head));
       pool_->touch_many(info.id, std::span(row.slots).subspan(row.first));
     } else if (info.writing == Writing::in_place && info.tree && hit > 0) {
       const std::uint32_t at = hit / page - 1;
-      const auto part = std::find_if(found.path.parts.begin(), found.path.parts.end(),
-                                     [&](const TreePath::Part& p) { return at < p.first + p.pages; });
+      const auto part =
+          std::find_if(found.path.parts.begin(), found.path.parts.end(),
+                       [&](const TreePath::Part& p) { return at < p.first + p.pages; });
       const BlockId checkpoint = tree_->block(part->segment, at, *info.tree);
       pool_->touch(info.id, checkpoint);
       r.states[info.kind_index].read = checkpoint;
@@ -271,18 +297,22 @@ void BlockManager::Impl::unclaim(Request& r) {
   r.hit = r.computed = r.planned = 0;
 }
 
-// ---- fitting ---------------------------------------------------------------------------------------
+// ---- fitting
+// ---------------------------------------------------------------------------------------
 
-std::uint64_t BlockManager::Impl::outstanding(const Request& r, const LeafInfo& leaf, std::uint32_t length,
+std::uint64_t BlockManager::Impl::outstanding(const Request& r, const LeafInfo& leaf,
+                                              std::uint32_t length,
                                               std::uint32_t step_tokens) const {
   const ReserveOptions options{false, std::max(step_tokens, 1u)};
   switch (leaf.writing) {
     case Writing::append: {
-      const std::uint32_t most = leaf.leaf->blocks_to_reserve(ceil_div(length, leaf.tokens_per_page),
-                                                              leaf.tokens_per_page, options);
+      const std::uint32_t most = leaf.leaf->blocks_to_reserve(
+          ceil_div(length, leaf.tokens_per_page), leaf.tokens_per_page, options);
       const Row& row = r.rows[leaf.id.value()];
       const SlotReach reach = leaf.pattern.slots(r.planned, leaf.tokens_per_page);
-      std::uint32_t held = static_cast<std::uint32_t>(row.slots.size()) - std::min<std::uint32_t>(row.first, static_cast<std::uint32_t>(row.slots.size()));
+      std::uint32_t held =
+          static_cast<std::uint32_t>(row.slots.size()) -
+          std::min<std::uint32_t>(row.first, static_cast<std::uint32_t>(row.slots.size()));
       held += std::min(reach.head_end, row.first);
       // The page behind a partial hit is copied before it is written.
       if (r.planned % leaf.tokens_per_page != 0 && !row.slots.empty()) {
@@ -292,7 +322,8 @@ std::uint64_t BlockManager::Impl::outstanding(const Request& r, const LeafInfo& 
       return most > held ? most - held : 0;
     }
     case Writing::in_place:
-      return r.states[leaf.kind_index].lacks(leaf.leaf->rollback()) + (shared_state(r, leaf) ? 1 : 0);
+      return r.states[leaf.kind_index].lacks(leaf.leaf->rollback()) +
+             (shared_state(r, leaf) ? 1 : 0);
     case Writing::exclusive: return r.scratch[leaf.kind_index] ? 0 : 1;
     case Writing::write_once: return 0;  // drawn at admission
   }
@@ -300,27 +331,31 @@ std::uint64_t BlockManager::Impl::outstanding(const Request& r, const LeafInfo& 
 }
 
 std::uint64_t BlockManager::Impl::promise(const Request& r, const LeafInfo& leaf) const {
-  // A step of more than page_tokens holds more than steps of the promised size do. Until it has settled,
-  // this many may follow it.
+  // A step of more than page_tokens holds more than steps of the promised size do. Until it has
+  // settled, this many may follow it.
   const bool long_in_flight = r.in_flight > 0 && r.long_step >= first_step_;
   const std::uint32_t further = options_.max_steps_in_flight - 1;
   const std::uint32_t to_come = long_in_flight ? further - std::min(further, r.since_long) : 0;
   return promise_of(r, leaf, r.planned, r.rows[leaf.id.value()].slots.size(), 0, to_come);
 }
 
-std::uint64_t BlockManager::Impl::promise_after(const Request& r, const LeafInfo& leaf, std::uint32_t end,
-                                                std::uint64_t drawing) const {
+std::uint64_t BlockManager::Impl::promise_after(const Request& r, const LeafInfo& leaf,
+                                                std::uint32_t end, std::uint64_t drawing) const {
   const bool is_long = end - r.planned > options_.page_tokens;
   const bool long_in_flight = is_long || (r.in_flight > 0 && r.long_step >= first_step_);
   const std::uint32_t further = options_.max_steps_in_flight - 1;
-  const std::uint32_t to_come = !long_in_flight ? 0 : further - std::min(further, is_long ? 0 : r.since_long + 1);
+  const std::uint32_t to_come =
+      !long_in_flight ? 0 : further - std::min(further, is_long ? 0 : r.since_long + 1);
   return promise_of(r, leaf, end, ceil_div(end, leaf.tokens_per_page), drawing, to_come);
 }
 
-bool BlockManager::Impl::owned(const Request& r, const LeafInfo& leaf, std::uint32_t slot, BlockId block) const {
-  // What it holds alone comes back to it as it moves on; what it shares does only while in its reach.
-  const bool alone = pool_->references(leaf.id, block) == 1;
-  const bool partly = slot == r.planned / leaf.tokens_per_page && r.planned % leaf.tokens_per_page != 0;
+bool BlockManager::Impl::owned(const Request& r, const LeafInfo& leaf, std::uint32_t slot,
+                               BlockId block) const {
+  // What it holds alone comes back to it as it moves on; what it shares does only while in its
+  // reach.
+  const bool alone = !shared(leaf.id, block);
+  const bool partly =
+      slot == r.planned / leaf.tokens_per_page && r.planned % leaf.tokens_per_page != 0;
   if (partly) return alone && !pool_->committed(leaf.id, block);  // else it is copied
   if (alone) return true;
   const SlotReach last = leaf.pattern.slots(*r.guarantee, leaf.tokens_per_page);
@@ -334,13 +369,16 @@ void BlockManager::Impl::each_held(const Request& r, const LeafInfo& leaf, Visit
     if (block != null_block) visit(slot, block);
   };
   const std::uint32_t head = leaf.pattern.slots(r.planned, leaf.tokens_per_page).head_end;
-  for (std::uint32_t slot = 0; slot < std::min(head, row.first); ++slot) tell(slot, row.slots[slot]);
+  for (std::uint32_t slot = 0; slot < std::min(head, row.first); ++slot)
+    tell(slot, row.slots[slot]);
   for (std::uint32_t slot = row.first; slot < row.slots.size(); ++slot) tell(slot, row.slots[slot]);
-  for (std::size_t i = 0; i < row.leaving.size(); ++i) tell(static_cast<std::uint32_t>(row.leaving_first + i), row.leaving[i]);
+  for (std::size_t i = 0; i < row.leaving.size(); ++i)
+    tell(static_cast<std::uint32_t>(row.leaving_first + i), row.leaving[i]);
 }
 
-std::uint64_t BlockManager::Impl::promise_of(const Request& r, const LeafInfo& leaf, std::uint32_t planned,
-                                             std::uint64_t slots, std::uint64_t drawing,
+std::uint64_t BlockManager::Impl::promise_of(const Request& r, const LeafInfo& leaf,
+                                             std::uint32_t planned, std::uint64_t slots,
+                                             std::uint64_t drawing,
                                              std::uint32_t steps_to_come) const {
   const std::uint32_t length = *r.guarantee;
   const std::uint32_t step = options_.page_tokens * options_.max_steps_in_flight;
@@ -360,10 +398,12 @@ std::uint64_t BlockManager::Impl::promise_of(const Request& r, const LeafInfo& l
     }
   });
   const std::uint64_t later = most > its_own ? most - its_own : 0;
-  const std::uint64_t farthest = std::min<std::uint64_t>(planned + std::uint64_t{steps_to_come} * options_.page_tokens, length);
+  const std::uint64_t farthest = std::min<std::uint64_t>(
+      planned + std::uint64_t{steps_to_come} * options_.page_tokens, length);
   const std::uint64_t ends = (farthest + leaf.tokens_per_page - 1) / leaf.tokens_per_page;
-  const std::uint64_t before_it_settles = (ends > slots ? ends - slots : 0) +
-                                          (steps_to_come > 0 && drawing == 0 && copies_last ? 1 : 0);
+  const std::uint64_t before_it_settles =
+      (ends > slots ? ends - slots : 0) +
+      (steps_to_come > 0 && drawing == 0 && copies_last ? 1 : 0);
   return std::max(later, before_it_settles);
 }
 
@@ -374,7 +414,7 @@ bool BlockManager::Impl::promises_fit_without(const Request& r, std::uint32_t fr
     const LeafInfo& leaf = info_[index];
     each_held(r, leaf, [&](std::uint32_t slot, BlockId block) {
       const bool gone = slot >= from_tokens / leaf.tokens_per_page;
-      if (gone && owned(r, leaf, slot, block) && pool_->references(leaf.id, block) > 1) ++wanted_[index];
+      if (gone && owned(r, leaf, slot, block) && shared(leaf.id, block)) ++wanted_[index];
     });
   }
   form_promises();
@@ -386,9 +426,10 @@ std::uint64_t BlockManager::Impl::lent_by_fork(const Request& r, const LeafInfo&
   const SlotReach last = leaf.pattern.slots(*r.guarantee, leaf.tokens_per_page);
   std::uint64_t lent = 0;
   each_held(r, leaf, [&](std::uint32_t slot, BlockId block) {
-    const bool partly = slot == r.planned / leaf.tokens_per_page && r.planned % leaf.tokens_per_page != 0;
+    const bool partly =
+        slot == r.planned / leaf.tokens_per_page && r.planned % leaf.tokens_per_page != 0;
     const bool stays = last.contains(slot) && (leaf.needs_all || slot < last.head_end);
-    lent += !partly && !stays && pool_->references(leaf.id, block) == 1 ? 1 : 0;
+    lent += !partly && !stays && !shared(leaf.id, block) ? 1 : 0;
   });
   return lent;
 }
@@ -403,16 +444,19 @@ void BlockManager::Impl::form_promises(const Request* without) {
   }
 }
 
-bool BlockManager::Impl::would_fit(const Request& r, bool take_checkpoint, std::uint32_t encoder_tokens,
-                                   std::string* why) {
+bool BlockManager::Impl::would_fit(const Request& r, bool take_checkpoint,
+                                   std::uint32_t encoder_tokens, std::string* why) {
   std::fill(wanted_.begin(), wanted_.end(), 0);
   for (const std::uint32_t leaf : encoders_) {
     wanted_[leaf] = ceil_div(encoder_tokens, info_[leaf].tokens_per_page);
   }
   const auto add = [&](const Request& q) {
     for (const LeafInfo& info : info_) {
-      std::uint64_t want = outstanding(q, info, q.prompt, std::min(options_.max_step_tokens, q.prompt - q.planned));
-      if (&q == &r && take_checkpoint && info.writing == Writing::in_place && q.states[info.kind_index].read) --want;
+      std::uint64_t want =
+          outstanding(q, info, q.prompt, std::min(options_.max_step_tokens, q.prompt - q.planned));
+      if (&q == &r && take_checkpoint && info.writing == Writing::in_place &&
+          q.states[info.kind_index].read)
+        --want;
       if (q.guarantee) {
         const std::uint64_t promised = promise(q, info);
         // The promises of admitted requests are counted by the pool; the newcomer's are not yet.
@@ -430,14 +474,16 @@ bool BlockManager::Impl::would_fit(const Request& r, bool take_checkpoint, std::
     std::string wants;
     for (const LeafInfo& info : info_) {
       if (wanted_[info.id.value()] > 0) {
-        wants += fmt::format("{}{} of '{}'", wants.empty() ? "" : ", ", wanted_[info.id.value()], info.leaf->leaf_id());
+        wants += fmt::format("{}{} of '{}'", wants.empty() ? "" : ", ", wanted_[info.id.value()],
+                             info.leaf->leaf_id());
       }
     }
     *why = verdict.over_ceiling
                ? fmt::format("wants {}: leaf '{}' would pass its ceiling", wants,
                              info_[verdict.over_ceiling->value()].leaf->leaf_id())
-               : fmt::format("wants {}, admitted prompts included: {} huge blocks, {} are empty or idle", wants,
-                             verdict.huge_needed, verdict.huge_left);
+               : fmt::format(
+                     "wants {}, admitted prompts included: {} huge blocks, {} are empty or idle",
+                     wants, verdict.huge_needed, verdict.huge_left);
   }
   return verdict.fits;
 }
@@ -449,10 +495,11 @@ std::uint32_t BlockManager::Impl::longest_request() const {
     for (const LeafInfo& info : info_) {
       const LeafGeometry& g = geometry.leaf(info.id);
       const std::uint32_t slots = ceil_div(tokens, info.tokens_per_page);
-      const std::uint64_t blocks = info.writing == Writing::write_once
-                                       ? 0
-                                       : info.leaf->blocks_to_reserve(slots, info.tokens_per_page,
-                                                                      {false, std::min(options_.max_step_tokens, tokens)});
+      const std::uint64_t blocks =
+          info.writing == Writing::write_once
+              ? 0
+              : info.leaf->blocks_to_reserve(slots, info.tokens_per_page,
+                                             {false, std::min(options_.max_step_tokens, tokens)});
       if (g.ceiling && blocks > *g.ceiling) return false;
       per_class[g.page_class.value()] += std::max(blocks, g.floor);
     }
@@ -488,7 +535,8 @@ void BlockManager::Impl::take_checkpoints(Request& r) {
     State& state = r.states[info_[leaf].kind_index];
     if (!state.read) continue;
     if (const auto key = pool_->key(LeafId{leaf}, *state.read)) {
-      forget(leaf, SegmentId{static_cast<std::uint32_t>(key->high)}, static_cast<std::uint32_t>(key->low));
+      forget(leaf, SegmentId{static_cast<std::uint32_t>(key->high)},
+             static_cast<std::uint32_t>(key->low));
     }
     if (state.ring.empty()) state.ring.assign(info_[leaf].leaf->rollback() + 1, null_block);
     BlockId& live = state.at(r.planned);
@@ -499,7 +547,8 @@ void BlockManager::Impl::take_checkpoints(Request& r) {
   }
 }
 
-// ---- encoders --------------------------------------------------------------------------------------
+// ---- encoders
+// --------------------------------------------------------------------------------------
 
 EncoderNode* BlockManager::Impl::make_encoder(const AdmitOptions& options) {
   demand_.clear();
@@ -515,7 +564,8 @@ EncoderNode* BlockManager::Impl::make_encoder(const AdmitOptions& options) {
   }
   // Written whole before they are read, and perhaps before the next step: never cleared.
   for (std::size_t i = 0, at = 0; i < demand_.size(); ++i) {
-    for (std::uint64_t k = 0; k < demand_[i].blocks; ++k, ++at) last_writer_->draw(demand_[i].leaf, drawn_[at]);
+    for (std::uint64_t k = 0; k < demand_[i].blocks; ++k, ++at)
+      last_writer_->draw(demand_[i].leaf, drawn_[at]);
   }
   auto node = std::make_unique<EncoderNode>();
   node->id = ++encoder_serials_;
@@ -535,7 +585,8 @@ EncoderNode* BlockManager::Impl::make_encoder(const AdmitOptions& options) {
 
 void BlockManager::Impl::encoder_filled(Request& r) {
   if (r.encoder == nullptr) {
-    throw RequestError(fmt::format("request {} was admitted without an encoder input", r.id.value()));
+    throw RequestError(
+        fmt::format("request {} was admitted without an encoder input", r.id.value()));
   }
   EncoderNode& node = *r.encoder;
   if (node.filled) return;
@@ -550,13 +601,15 @@ void BlockManager::Impl::encoder_filled(Request& r) {
   }
 }
 
-// ---- the answer ------------------------------------------------------------------------------------
+// ---- the answer
+// ------------------------------------------------------------------------------------
 
 void BlockManager::Impl::plan_kept(Request& r, std::uint32_t junction) const {
   r.kept.clear();
   if (!caching_) return;
   const auto keep = [&](std::uint64_t n) {
-    const std::uint32_t boundary = boundary_outside(static_cast<std::uint32_t>(std::min<std::uint64_t>(n, r.prompt - 1)), unit_, r.uncut);
+    const std::uint32_t boundary = boundary_outside(
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(n, r.prompt - 1)), unit_, r.uncut);
     if (boundary > 0 && boundary <= r.addressable) r.kept.push_back(boundary);
   };
   keep(r.prompt - 1);
@@ -564,7 +617,7 @@ void BlockManager::Impl::plan_kept(Request& r, std::uint32_t junction) const {
   if (options_.retention.kind == Retention::Kind::spaced) {
     const std::uint64_t last = (r.prompt - 1) / unit_;
     for (std::uint64_t pages = 1; pages <= last; pages *= 2) {
-      keep(pages * unit_);               // from the start
+      keep(pages * unit_);                 // from the start
       keep((last - (pages - 1)) * unit_);  // from the end
     }
   }
@@ -574,7 +627,8 @@ void BlockManager::Impl::plan_kept(Request& r, std::uint32_t junction) const {
 
 std::optional<std::uint32_t> BlockManager::Impl::next_stop(const Request& r) const {
   if (states_.empty() || !caching_ || !r.publish) return {};
-  // The next boundary behind what is planned that is worth a checkpoint, if it lies before the known end.
+  // The next boundary behind what is planned that is worth a checkpoint, if it lies before the
+  // known end.
   std::uint32_t stop = std::numeric_limits<std::uint32_t>::max();
   const auto offer = [&](std::uint64_t n) {
     if (n > r.planned && n < stop) stop = static_cast<std::uint32_t>(n);
@@ -583,21 +637,24 @@ std::optional<std::uint32_t> BlockManager::Impl::next_stop(const Request& r) con
   const std::uint32_t known = std::min(r.known(), r.addressable);
   const auto next = [&](std::uint64_t step) {  // multiples of step, up to what is known
     std::uint64_t n = (r.planned / step + 1) * step;
-    while (n <= known && boundary_outside(static_cast<std::uint32_t>(n), unit_, r.uncut) != n) n += step;
+    while (n <= known && boundary_outside(static_cast<std::uint32_t>(n), unit_, r.uncut) != n)
+      n += step;
     if (n <= known) offer(n);
   };
   if (options_.retention.kind == Retention::Kind::dense) next(unit_);
-  if (options_.retention.kind == Retention::Kind::every) next(std::uint64_t{ceil_div(options_.retention.tokens, unit_)} * unit_);
+  if (options_.retention.kind == Retention::Kind::every)
+    next(std::uint64_t{ceil_div(options_.retention.tokens, unit_)} * unit_);
   offer(boundary_outside(known, unit_, r.uncut));
   if (stop > r.known()) return {};
   return stop;
 }
 
-Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens, const AdmitOptions& options,
-                                     bool keep) {
+Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens,
+                                     const AdmitOptions& options, bool keep) {
   check_admission(tokens, options);
   if (keep && requests_.contains(id)) {
-    throw RequestError(fmt::format("request {} is live already; release it first, or choose another id", id.value()));
+    throw RequestError(fmt::format(
+        "request {} is live already; release it first, or choose another id", id.value()));
   }
   std::unique_ptr<Request> owned = make_request(id);
   Request& r = *owned;
@@ -613,8 +670,8 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
     Found& found = found_;
     find(tokens, options, r, found);
 
-    // Claim the deepest hit with which the rest fits. Shallower ones are tried one by one at first, then in
-    // growing steps: what a hit pins rarely stands in the way, and then by a few pages.
+    // Claim the deepest hit with which the rest fits. Shallower ones are tried one by one at first,
+    // then in growing steps: what a hit pins rarely stands in the way, and then by a few pages.
     std::uint32_t hit = found.hit;
     bool extra = found.extra > 0;
     std::string why;
@@ -638,7 +695,8 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
       }
     };
     // An encoder that is not there is drawn now, beside the rest.
-    const std::uint32_t encoder_tokens = options.encoder && encoder == nullptr ? options.encoder->tokens : 0;
+    const std::uint32_t encoder_tokens =
+        options.encoder && encoder == nullptr ? options.encoder->tokens : 0;
     while (true) {
       claim(r, found, hit, extra);
       form_promises();  // what is pinned now may have been somebody's alone
@@ -646,7 +704,8 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
       std::string reason;
       if (would_fit(r, false, encoder_tokens, &reason)) break;
       if (why.empty()) why = reason;
-      // An unshared checkpoint may become the live state, where there is no block for one beside it.
+      // An unshared checkpoint may become the live state, where there is no block for one beside
+      // it.
       if (may_take_checkpoints(r)) {
         steal = true;
         if (would_fit(r, true, encoder_tokens, nullptr)) break;
@@ -658,7 +717,8 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
       }
       if (hit == 0) {
         let_encoder_go();
-        throw PoolExhausted(fmt::format("request {} of {} tokens {}", id.value(), tokens.size(), why));
+        throw PoolExhausted(
+            fmt::format("request {} of {} tokens {}", id.value(), tokens.size(), why));
       }
       const std::uint32_t step = ++tries <= 32 ? 1 : 1u << std::min(tries - 32, 20u);
       hit = joint_hit(found.residency, hit > step * unit_ ? hit - step * unit_ : 0, unit_, r.uncut);
@@ -674,7 +734,8 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
       const std::uint32_t without = joint_hit(found.residency, found.limit, unit_, r.uncut, g);
       if (without > found.hit) admission.lost.push_back({groups_[g].name, without - found.hit});
     }
-    admission.reason = hit < found.hit ? fmt::format("a hit of {} tokens would not fit: {}", found.hit, why)
+    admission.reason = hit < found.hit
+                           ? fmt::format("a hit of {} tokens would not fit: {}", found.hit, why)
                        : !admission.lost.empty() || r.hit == 0 ? reason_of(found, tokens, options)
                                                                : "";
     plan_kept(r, found.junction);
@@ -703,8 +764,9 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
       TreeCursor cursor{root, 0};
       if (hit > 0) {
         const std::uint32_t pages = hit / options_.page_tokens;
-        const auto part = std::find_if(found.path.parts.begin(), found.path.parts.end(),
-                                       [&](const TreePath::Part& p) { return pages <= p.first + p.pages; });
+        const auto part =
+            std::find_if(found.path.parts.begin(), found.path.parts.end(),
+                         [&](const TreePath::Part& p) { return pages <= p.first + p.pages; });
         cursor = {part->segment, pages};
       }
       tree_->pin(cursor.segment);
@@ -726,7 +788,9 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
       counters_.prompt_tokens += r.prompt;
       counters_.hit_tokens += r.hit;
       for (const GroupLoss& loss : admission.lost) {
-        std::find_if(groups_.begin(), groups_.end(), [&](const GroupInfo& g) { return g.name == loss.group; })->lost_tokens += loss.tokens;
+        std::find_if(groups_.begin(), groups_.end(), [&](const GroupInfo& g) {
+          return g.name == loss.group;
+        })->lost_tokens += loss.tokens;
       }
     }
     ++clock_;
@@ -741,7 +805,8 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
   }
 }
 
-Admission BlockManager::Impl::admit(RequestId id, std::span<const Token> tokens, const AdmitOptions& options) {
+Admission BlockManager::Impl::admit(RequestId id, std::span<const Token> tokens,
+                                    const AdmitOptions& options) {
   return answer(id, tokens, options, true);
 }
 

@@ -23,7 +23,8 @@ std::uint64_t random_seed() {
 }
 
 void check_options(const Leaves& leaves, const ManagerOptions& o) {
-  if (leaves.empty()) throw InvalidArgument("a block manager needs at least one leaf; none was given");
+  if (leaves.empty())
+    throw InvalidArgument("a block manager needs at least one leaf; none was given");
   if (o.page_tokens == 0) throw InvalidArgument("page_tokens is 0; it must be at least 1");
   if (o.max_len == 0) throw InvalidArgument("max_len is 0; give the tokens of the longest request");
   if (o.max_len > (1u << 31)) {
@@ -31,7 +32,8 @@ void check_options(const Leaves& leaves, const ManagerOptions& o) {
   }
   if (o.max_step_tokens == 0) throw InvalidArgument("max_step_tokens is 0; it must be at least 1");
   if (o.max_steps_in_flight == 0 || o.max_steps_in_flight > 8) {
-    throw InvalidArgument(fmt::format("max_steps_in_flight is {}; it must be 1 to 8", o.max_steps_in_flight));
+    throw InvalidArgument(
+        fmt::format("max_steps_in_flight is {}; it must be 1 to 8", o.max_steps_in_flight));
   }
   if (o.retention.kind == Retention::Kind::every && o.retention.tokens == 0) {
     throw InvalidArgument("retention every 0 tokens; give at least 1, or tail, dense or spaced");
@@ -40,13 +42,14 @@ void check_options(const Leaves& leaves, const ManagerOptions& o) {
   for (const Leaf& leaf : leaves) {
     if (leaf == nullptr) throw InvalidArgument("a leaf is null");
     if (!names.insert(leaf->leaf_id()).second) {
-      throw InvalidArgument(fmt::format("two leaves are called '{}'; ids are unique in a cache", leaf->leaf_id()));
+      throw InvalidArgument(
+          fmt::format("two leaves are called '{}'; ids are unique in a cache", leaf->leaf_id()));
     }
     const std::uint32_t P = resolved_page(*leaf, o.page_tokens);
     if (P % o.page_tokens != 0) {
-      throw InvalidArgument(fmt::format(
-          "leaf '{}' has pages of {} tokens; they must be a multiple of page_tokens {}", leaf->leaf_id(), P,
-          o.page_tokens));
+      throw InvalidArgument(
+          fmt::format("leaf '{}' has pages of {} tokens; they must be a multiple of page_tokens {}",
+                      leaf->leaf_id(), P, o.page_tokens));
     }
   }
 }
@@ -61,7 +64,8 @@ std::vector<PageSpec> page_specs(const Leaves& leaves, std::uint32_t page_tokens
     const std::uint32_t P = resolved_page(*leaf, page_tokens);
     const std::uint32_t blocks =
         leaf->blocks_to_reserve(ceil_div(std::max(expected_tokens, 1u), P), P, {false, 1});
-    spec.weight = static_cast<double>(std::max(blocks, 1u)) * static_cast<double>(spec.bytes_per_page);
+    spec.weight =
+        static_cast<double>(std::max(blocks, 1u)) * static_cast<double>(spec.bytes_per_page);
     specs.push_back(std::move(spec));
   }
   return specs;
@@ -86,15 +90,18 @@ BlockManager::Impl::Impl(Leaves leaves, ManagerOptions options)
     info.tokens_per_page = resolved_page(leaf, page);
     info.pages = info.tokens_per_page / page;
     info.ahead = id.pattern.ahead() > 0;
-    auto group = std::find_if(groups_.begin(), groups_.end(), [&](const GroupInfo& g) { return g.name == id.name; });
+    auto group = std::find_if(groups_.begin(), groups_.end(),
+                              [&](const GroupInfo& g) { return g.name == id.name; });
     if (group == groups_.end()) {
       groups_.push_back({id.name, id.pattern, id.writing, {}, 0});
       group = groups_.end() - 1;
     } else if (!(group->pattern == id.pattern) || group->writing != id.writing) {
-      throw InvalidArgument(fmt::format(
-          "leaf '{}' is of group '{}' with pattern {} and writing {}, but leaf '{}' of that group has {} and {}",
-          leaf.leaf_id(), id.name, id.pattern.to_string(), name_of(id.writing),
-          leaves_[group->leaves.front()]->leaf_id(), group->pattern.to_string(), name_of(group->writing)));
+      throw InvalidArgument(
+          fmt::format("leaf '{}' is of group '{}' with pattern {} and writing {}, but leaf '{}' of "
+                      "that group has {} and {}",
+                      leaf.leaf_id(), id.name, id.pattern.to_string(), name_of(id.writing),
+                      leaves_[group->leaves.front()]->leaf_id(), group->pattern.to_string(),
+                      name_of(group->writing)));
     }
     info.group = static_cast<std::uint32_t>(group - groups_.begin());
     group->leaves.push_back(i);
@@ -102,11 +109,13 @@ BlockManager::Impl::Impl(Leaves leaves, ManagerOptions options)
     if (text && leaf.cacheable() && options_.enable_prefix_caching) {
       info.tree = tree_leaves++;
       const std::uint64_t unit = std::lcm<std::uint64_t>(unit_, info.tokens_per_page);
-      // Past max_len no boundary suits all leaves: nothing can be reused, and nothing is refused for it.
+      // Past max_len no boundary suits all leaves: nothing can be reused, and nothing is refused
+      // for it.
       unit_ = static_cast<std::uint32_t>(std::min<std::uint64_t>(unit, 1u << 31));
       any_ahead_ = any_ahead_ || info.ahead;
     }
-    info.needs_all = info.writing == Writing::append && info.pattern.tail_begin(options_.max_len) == 0;
+    info.needs_all =
+        info.writing == Writing::append && info.pattern.tail_begin(options_.max_len) == 0;
     auto& of_kind = info.writing == Writing::append       ? text_
                     : info.writing == Writing::in_place   ? states_
                     : info.writing == Writing::write_once ? encoders_
@@ -125,8 +134,8 @@ BlockManager::Impl::Impl(Leaves leaves, ManagerOptions options)
                           : plan_geometry(options_.budget_bytes,
                                           page_specs(leaves_, page, options_.expected_tokens));
   if (geometry.leaves().size() != leaves_.size()) {
-    throw InvalidArgument(fmt::format("the geometry has {} pages for {} leaves", geometry.leaves().size(),
-                                      leaves_.size()));
+    throw InvalidArgument(fmt::format("the geometry has {} pages for {} leaves",
+                                      geometry.leaves().size(), leaves_.size()));
   }
   for (std::uint32_t i = 0; i < leaves_.size(); ++i) {
     const LeafGeometry& g = geometry.leaf(LeafId{i});
@@ -144,16 +153,17 @@ BlockManager::Impl::Impl(Leaves leaves, ManagerOptions options)
   last_writer_ = std::make_unique<LastWriter>(geometry);
   pool_ = std::make_unique<BlockPool>(std::move(geometry), PoolOptions{.index = KeyIndex::none});
   pool_->on_evict([this](LeafId leaf, BlockId block, PageKey key) { evicted(leaf, block, key); });
-  tree_ = std::make_unique<PrefixTree>(PrefixTree::Options{
-      .page_tokens = page,
-      .leaves = tree_leaves,
-      .page_keys = options_.events,
-      .ahead_tokens = any_ahead_,
-      .expected_pages = caching_ ? pages : 0,
-      .hasher = PageHasher(options_.hash, *options_.seed)});
+  tree_ = std::make_unique<PrefixTree>(
+      PrefixTree::Options{.page_tokens = page,
+                          .leaves = tree_leaves,
+                          .page_keys = options_.events,
+                          .ahead_tokens = any_ahead_,
+                          .expected_pages = caching_ ? pages : 0,
+                          .hasher = PageHasher(options_.hash, *options_.seed)});
   tree_->on_split([this](SegmentId lower, SegmentId upper, std::uint32_t first_of_lower) {
     for (const auto& [id, request] : requests_) {
-      if (request->cursor.segment == lower && request->cursor.pages <= first_of_lower && request->publish) {
+      if (request->cursor.segment == lower && request->cursor.pages <= first_of_lower &&
+          request->publish) {
         tree_->pin(upper);
         request->cursor.segment = upper;
         tree_->unpin(lower);
@@ -178,7 +188,8 @@ BlockManager::Impl::~Impl() = default;
 Request& BlockManager::Impl::get(RequestId id) const {
   const auto it = requests_.find(id);
   if (it == requests_.end()) {
-    throw RequestError(fmt::format("request {} is not live; {} requests are", id.value(), requests_.size()));
+    throw RequestError(
+        fmt::format("request {} is not live; {} requests are", id.value(), requests_.size()));
   }
   return *it->second;
 }
@@ -188,7 +199,8 @@ StepRecord* BlockManager::Impl::record_of(std::uint64_t step) noexcept {
   return &steps_[step % steps_.size()];
 }
 
-// ---- the public face -----------------------------------------------------------------------------
+// ---- the public face
+// -----------------------------------------------------------------------------
 
 BlockManager::BlockManager(Leaves leaves, ManagerOptions options)
     : impl_(std::make_unique<Impl>(std::move(leaves), std::move(options))) {}
@@ -206,7 +218,8 @@ LeafId BlockManager::find_leaf(std::string_view leaf_id) const {
     names.push_back(impl_->leaves_[i]->leaf_id());
     if (names.back() == leaf_id) return LeafId{i};
   }
-  throw InvalidArgument(fmt::format("no leaf is called '{}'; there are {}", leaf_id, fmt::join(names, ", ")));
+  throw InvalidArgument(
+      fmt::format("no leaf is called '{}'; there are {}", leaf_id, fmt::join(names, ", ")));
 }
 
 std::uint32_t BlockManager::tokens_per_page(LeafId leaf) const {
@@ -214,7 +227,8 @@ std::uint32_t BlockManager::tokens_per_page(LeafId leaf) const {
 }
 std::uint32_t BlockManager::longest_request() const { return impl_->longest_request(); }
 
-Admission BlockManager::admit(RequestId request, std::span<const Token> tokens, const AdmitOptions& options) {
+Admission BlockManager::admit(RequestId request, std::span<const Token> tokens,
+                              const AdmitOptions& options) {
   return impl_->admit(request, tokens, options);
 }
 Admission BlockManager::probe(std::span<const Token> tokens, const AdmitOptions& options) const {
@@ -224,8 +238,9 @@ Admission BlockManager::probe(std::span<const Token> tokens, const AdmitOptions&
 void BlockManager::append(RequestId request, std::span<const Token> tokens) {
   Request& r = impl_->get(request);
   if (r.tokens.size() + tokens.size() > impl_->options_.max_len) {
-    throw RequestError(fmt::format("request {} knows {} tokens; {} more pass max_len {}", request.value(),
-                                   r.known(), tokens.size(), impl_->options_.max_len));
+    throw RequestError(fmt::format("request {} knows {} tokens; {} more pass max_len {}",
+                                   request.value(), r.known(), tokens.size(),
+                                   impl_->options_.max_len));
   }
   r.tokens.insert(r.tokens.end(), tokens.begin(), tokens.end());
   impl_->commit(r);  // pages whose step has settled and whose last id was missing
@@ -235,22 +250,31 @@ std::optional<std::uint32_t> BlockManager::next_stop(RequestId request) const {
   return impl_->next_stop(impl_->get(request));
 }
 void BlockManager::encoder_filled(RequestId request) { impl_->encoder_filled(impl_->get(request)); }
-void BlockManager::release(RequestId request, Prefix prefix, std::optional<std::uint32_t> addressable) {
+void BlockManager::release(RequestId request, Prefix prefix,
+                           std::optional<std::uint32_t> addressable) {
   impl_->release(request, prefix, addressable);
 }
 void BlockManager::preempt(RequestId request) { impl_->preempt(request); }
-const Step& BlockManager::begin_step(std::span<const StepRequest> batch) { return impl_->begin_step(batch); }
+const Step& BlockManager::begin_step(std::span<const StepRequest> batch) {
+  return impl_->begin_step(batch);
+}
 void BlockManager::settle(StepId step, std::span<const Kept> kept) { impl_->settle(step, kept); }
 std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::abandon(StepId step) {
   return impl_->abandon(step);
 }
 void BlockManager::fork(RequestId parent, RequestId child) { impl_->fork(parent, child); }
-void BlockManager::rewind(RequestId request, std::uint32_t tokens) { impl_->rewind(request, tokens); }
+void BlockManager::rewind(RequestId request, std::uint32_t tokens) {
+  impl_->rewind(request, tokens);
+}
 void BlockManager::reset_cache() { impl_->reset_cache(); }
 
-bool BlockManager::contains(RequestId request) const noexcept { return impl_->requests_.contains(request); }
+bool BlockManager::contains(RequestId request) const noexcept {
+  return impl_->requests_.contains(request);
+}
 std::uint32_t BlockManager::length(RequestId request) const { return impl_->get(request).known(); }
-std::uint32_t BlockManager::computed(RequestId request) const { return impl_->get(request).computed; }
+std::uint32_t BlockManager::computed(RequestId request) const {
+  return impl_->get(request).computed;
+}
 std::uint32_t BlockManager::planned(RequestId request) const { return impl_->get(request).planned; }
 
 std::span<const BlockId> BlockManager::blocks(RequestId request, LeafId leaf) const {
@@ -266,8 +290,8 @@ std::optional<BlockId> BlockManager::live_block(RequestId request, LeafId leaf) 
     return state.at(r.planned);
   }
   if (info.writing == Writing::exclusive) return r.scratch[info.kind_index];
-  throw RequestError(fmt::format("leaf '{}' keeps a row of blocks, not one live block; ask blocks()",
-                                 info.leaf->leaf_id()));
+  throw RequestError(fmt::format(
+      "leaf '{}' keeps a row of blocks, not one live block; ask blocks()", info.leaf->leaf_id()));
 }
 
 ManagerStats BlockManager::stats() const { return impl_->stats(); }

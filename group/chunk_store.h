@@ -1,6 +1,6 @@
-// ChunkStore: variable-sized chunks of plain bytes for the prefix tree, in size classes, out of large
-// mapped regions. The heap is never called: regions are reserved ahead and touched lazily, so a step
-// that commits a page allocates nothing.
+// ChunkStore: variable-sized chunks of plain bytes for the prefix tree, in size classes, out of
+// large mapped regions. The heap is never called: regions are reserved ahead and touched lazily, so
+// a step that commits a page allocates nothing.
 #pragma once
 
 #include <array>

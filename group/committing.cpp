@@ -1,5 +1,5 @@
-// Committing: pages of settled steps become findable; what they are worth; what happens when the pool
-// evicts one.
+// Committing: pages of settled steps become findable; what they are worth; what happens when the
+// pool evicts one.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 namespace kvleaf {
 namespace {
 
-// A page's value, most significant first: reachable, used by a kept boundary, priority, proven (asked for
-// at least twice), recency, and depth, deeper pages being worth less.
+// A page's value, most significant first: reachable, used by a kept boundary, priority, proven
+// (asked for at least twice), recency, and depth, deeper pages being worth less.
 constexpr std::uint32_t depth_bits = 16;
 constexpr std::uint32_t recency_bits = 37;
 constexpr Value deepest = (Value{1} << depth_bits) - 1;
@@ -29,19 +29,22 @@ Value BlockManager::Impl::value_of(const Request& r, const LeafInfo& leaf, std::
   const Value shallow = deepest - std::min<Value>(slot, deepest);
   const Value recency = std::min<Value>(clock_, latest) << depth_bits;
   if (options_.eviction == EvictionOrder::lru) return reachable_bit | recency | shallow;
-  const bool proven = std::uint64_t{slot + 1} * leaf.pages <= r.matched && leaf.writing != Writing::write_once;
+  const bool proven =
+      std::uint64_t{slot + 1} * leaf.pages <= r.matched && leaf.writing != Writing::write_once;
   return reachable_bit | (kept ? kept_bit : 0) |
-         Value{static_cast<std::uint32_t>(r.priority + 128)} << priority_shift | (proven ? proven_bit : 0) |
-         recency | shallow;
+         Value{static_cast<std::uint32_t>(r.priority + 128)} << priority_shift |
+         (proven ? proven_bit : 0) | recency | shallow;
 }
 
 Value BlockManager::Impl::lasting_bits() noexcept { return kept_bit | proven_bit; }
 
-bool BlockManager::Impl::kept_slot(const Request& r, const LeafInfo& leaf, std::uint32_t slot) const {
+bool BlockManager::Impl::kept_slot(const Request& r, const LeafInfo& leaf,
+                                   std::uint32_t slot) const {
   if (options_.retention.kind == Retention::Kind::dense) return true;
   const std::uint64_t end = (std::uint64_t{slot} + 1) * leaf.tokens_per_page;
   const auto used_at = [&](std::uint64_t n) {
-    return n <= options_.max_len && leaf.pattern.slots(static_cast<std::uint32_t>(n), leaf.tokens_per_page).contains(slot);
+    return n <= options_.max_len &&
+           leaf.pattern.slots(static_cast<std::uint32_t>(n), leaf.tokens_per_page).contains(slot);
   };
   // The nearest boundary behind the slot reaches back furthest of all: tail_begin never decreases.
   const auto next = std::lower_bound(r.kept.begin(), r.kept.end(), end);
@@ -69,7 +72,8 @@ bool BlockManager::Impl::kept_boundary(const Request& r, std::uint32_t tokens) c
   return tokens + unit_ > r.known();
 }
 
-// ---- the tree --------------------------------------------------------------------------------------
+// ---- the tree
+// --------------------------------------------------------------------------------------
 
 void BlockManager::Impl::move_cursor(Request& r, TreeCursor cursor) {
   tree_->pin(cursor.segment);
@@ -78,11 +82,13 @@ void BlockManager::Impl::move_cursor(Request& r, TreeCursor cursor) {
   tree_->unpin(old);
 }
 
-void BlockManager::Impl::record(Event::Kind kind, std::uint32_t leaf, SegmentId segment, std::uint32_t page) {
+void BlockManager::Impl::record(Event::Kind kind, std::uint32_t leaf, SegmentId segment,
+                                std::uint32_t page) {
   if (!options_.events) return;
   const LeafInfo& info = info_[leaf];
-  events_.push_back({kind, groups_[info.group].name, info.leaf->leaf_id(), tree_->page_key(segment, page),
-                     tree_->parent_key(segment, page), (page + 1) * options_.page_tokens});
+  events_.push_back({kind, groups_[info.group].name, info.leaf->leaf_id(),
+                     tree_->page_key(segment, page), tree_->parent_key(segment, page),
+                     (page + 1) * options_.page_tokens});
 }
 
 void BlockManager::Impl::commit(Request& r) {
@@ -91,9 +97,11 @@ void BlockManager::Impl::commit(Request& r) {
   const std::uint32_t limit = std::min({r.computed, r.known(), r.addressable});
   while (r.committed < limit / P) {
     TreeCursor cursor = r.cursor;
-    const PrefixTree::Run run = tree_->insert(
-        cursor, std::span(r.tokens).subspan(std::size_t{r.committed} * P, std::size_t{limit / P - r.committed} * P),
-        r.extras);
+    const PrefixTree::Run run =
+        tree_->insert(cursor,
+                      std::span(r.tokens).subspan(std::size_t{r.committed} * P,
+                                                  std::size_t{limit / P - r.committed} * P),
+                      r.extras);
     move_cursor(r, cursor);
     r.committed = cursor.pages;
     for (const std::uint32_t leaf : text_) {
@@ -120,14 +128,17 @@ void BlockManager::Impl::commit_run(Request& r, const LeafInfo& info, const Pref
   to_commit_keys_.clear();
   to_commit_values_.clear();
   std::uint32_t slot = run.first / info.pages;
-  for (std::uint32_t page = (slot + 1) * info.pages - 1; page < run.first + run.pages; page += info.pages, ++slot) {
+  for (std::uint32_t page = (slot + 1) * info.pages - 1; page < run.first + run.pages;
+       page += info.pages, ++slot) {
     const BlockId own = row.held(slot);
     if (own == null_block) continue;
     Value value = value_of(r, info, slot, kept_slot(r, info, slot));
     if (tree_->resident(run.segment, page, leaf)) {
       const BlockId theirs = tree_->block(run.segment, page, leaf);
       if (theirs == own || pool_->committed(info.id, own)) continue;
-      const bool equal_next = !info.ahead || tree_->ahead_token(run.segment, page) == r.tokens[std::size_t{slot + 1} * info.tokens_per_page];
+      const bool equal_next =
+          !info.ahead || tree_->ahead_token(run.segment, page) ==
+                             r.tokens[std::size_t{slot + 1} * info.tokens_per_page];
       if (pool_->references(info.id, theirs) > 0) {
         // A twin: go on with the block that is findable, return our own.
         if (slot < row.first || slot >= row.slots.size() || !equal_next) continue;
@@ -147,7 +158,9 @@ void BlockManager::Impl::commit_run(Request& r, const LeafInfo& info, const Pref
       record(Event::Kind::stored, info.id.value(), run.segment, page);
     }
     tree_->set_block(run.segment, page, leaf, own);
-    if (info.ahead) tree_->set_ahead_token(run.segment, page, r.tokens[std::size_t{slot + 1} * info.tokens_per_page]);
+    if (info.ahead)
+      tree_->set_ahead_token(run.segment, page,
+                             r.tokens[std::size_t{slot + 1} * info.tokens_per_page]);
     to_commit_.push_back(own);
     to_commit_keys_.push_back({run.segment.value(), page});
     to_commit_values_.push_back(value);
@@ -156,9 +169,11 @@ void BlockManager::Impl::commit_run(Request& r, const LeafInfo& info, const Pref
   tree_->set_mark(run.segment, leaf, false);
 }
 
-// ---- checkpoints -----------------------------------------------------------------------------------
+// ---- checkpoints
+// -----------------------------------------------------------------------------------
 
-bool BlockManager::Impl::file_checkpoint(Request& r, std::uint32_t tokens, std::span<const BlockId> blocks) {
+bool BlockManager::Impl::file_checkpoint(Request& r, std::uint32_t tokens,
+                                         std::span<const BlockId> blocks) {
   const std::uint32_t page = tokens / options_.page_tokens - 1;
   const SegmentId segment = tree_->segment_of(r.cursor, page);
   for (const std::uint32_t leaf : states_) {
@@ -180,10 +195,11 @@ bool BlockManager::Impl::file_checkpoint(Request& r, std::uint32_t tokens, std::
   }
   if (!filed) return false;
   ++counters_.checkpoints;
-  // A checkpoint that only the end of the sequence kept gives way to the next one, unless somebody else
-  // has asked for it since, or uses it.
+  // A checkpoint that only the end of the sequence kept gives way to the next one, unless somebody
+  // else has asked for it since, or uses it.
   const bool only_end = !std::binary_search(r.kept.begin(), r.kept.end(), tokens) &&
-                        (options_.retention.kind == Retention::Kind::tail || options_.retention.kind == Retention::Kind::spaced);
+                        (options_.retention.kind == Retention::Kind::tail ||
+                         options_.retention.kind == Retention::Kind::spaced);
   if (r.rolling > 0 && r.rolling < tokens) {
     const std::uint32_t old = r.rolling / options_.page_tokens - 1;
     const SegmentId old_segment = tree_->segment_of(r.cursor, old);
@@ -192,11 +208,13 @@ bool BlockManager::Impl::file_checkpoint(Request& r, std::uint32_t tokens, std::
       const LeafInfo& info = info_[leaf];
       if (!info.tree || !tree_->resident(old_segment, old, *info.tree)) continue;
       const BlockId block = tree_->block(old_segment, old, *info.tree);
-      unused = unused && pool_->references(info.id, block) == 0 && (pool_->value(info.id, block) & proven_bit) == 0;
+      unused = unused && pool_->references(info.id, block) == 0 &&
+               (pool_->value(info.id, block) & proven_bit) == 0;
     }
     for (const std::uint32_t leaf : states_) {
       const LeafInfo& info = info_[leaf];
-      if (unused && info.tree && tree_->resident(old_segment, old, *info.tree)) forget(leaf, old_segment, old);
+      if (unused && info.tree && tree_->resident(old_segment, old, *info.tree))
+        forget(leaf, old_segment, old);
     }
     r.rolling = 0;
   }
@@ -221,7 +239,8 @@ void BlockManager::Impl::file_checkpoints(Request& r) {
   }
 }
 
-// ---- look-ups leave traces -------------------------------------------------------------------------
+// ---- look-ups leave traces
+// -------------------------------------------------------------------------
 
 void BlockManager::Impl::refresh(Request& r, const Found& found, std::uint32_t hit) {
   const std::uint32_t P = options_.page_tokens;
@@ -233,13 +252,16 @@ void BlockManager::Impl::refresh(Request& r, const Found& found, std::uint32_t h
     const SlotReach junction = info.pattern.slots(found.junction, info.tokens_per_page);
     for (const TreePath::Part& part : found.path.parts) {
       const std::uint32_t matched = part.pages >= 32 ? ~0u : (1u << part.pages) - 1;
-      for (std::uint32_t bits = tree_->mask(part.segment, *info.tree) & matched; bits != 0; bits &= bits - 1) {
+      for (std::uint32_t bits = tree_->mask(part.segment, *info.tree) & matched; bits != 0;
+           bits &= bits - 1) {
         const std::uint32_t page = part.first + static_cast<std::uint32_t>(std::countr_zero(bits));
         const std::uint32_t slot = page / info.pages;
-        if (hit > 0 && (page + 1) * P <= hit && claimed.contains(slot)) continue;  // valued when it is returned
+        if (hit > 0 && (page + 1) * P <= hit && claimed.contains(slot))
+          continue;  // valued when it is returned
         const BlockId block = tree_->block(part.segment, page, *info.tree);
         const bool kept = (pool_->value(info.id, block) & kept_bit) != 0 ||
-                          (found.junction > 0 && junction.contains(slot)) || kept_slot(r, info, slot);
+                          (found.junction > 0 && junction.contains(slot)) ||
+                          kept_slot(r, info, slot);
         pool_->revalue(info.id, block, value_of(r, info, slot, kept));
       }
       tree_->set_mark(part.segment, *info.tree, false);
@@ -247,7 +269,8 @@ void BlockManager::Impl::refresh(Request& r, const Found& found, std::uint32_t h
   }
 }
 
-// ---- forgetting ------------------------------------------------------------------------------------
+// ---- forgetting
+// ------------------------------------------------------------------------------------
 
 void BlockManager::Impl::forget(std::uint32_t leaf, SegmentId segment, std::uint32_t page) {
   const LeafInfo& info = info_[leaf];
@@ -256,7 +279,8 @@ void BlockManager::Impl::forget(std::uint32_t leaf, SegmentId segment, std::uint
   tree_->clear_block(segment, page, *info.tree);
 }
 
-void BlockManager::Impl::mark_unreachable(std::uint32_t leaf, SegmentId segment, std::uint32_t page) {
+void BlockManager::Impl::mark_unreachable(std::uint32_t leaf, SegmentId segment,
+                                          std::uint32_t page) {
   if (options_.eviction == EvictionOrder::lru) return;
   const LeafInfo& info = info_[leaf];
   const auto lower = [&](SegmentId at, std::uint32_t from) {
@@ -264,7 +288,8 @@ void BlockManager::Impl::mark_unreachable(std::uint32_t leaf, SegmentId segment,
     std::uint32_t bits = tree_->mask(at, *info.tree);
     if (from > first) bits &= ~((1u << (from - first)) - 1);
     for (; bits != 0; bits &= bits - 1) {
-      const BlockId block = tree_->block(at, first + static_cast<std::uint32_t>(std::countr_zero(bits)), *info.tree);
+      const BlockId block =
+          tree_->block(at, first + static_cast<std::uint32_t>(std::countr_zero(bits)), *info.tree);
       pool_->revalue(info.id, block, pool_->value(info.id, block) & ~reachable_bit);
     }
   };
@@ -283,7 +308,8 @@ void BlockManager::Impl::encoder_lost(EncoderNode& node, std::optional<BlockId> 
     for (const BlockId block : node.blocks[i]) {
       if (evicted_block != block && pool_->committed(LeafId{encoders_[i]}, block)) {
         const auto key = pool_->key(LeafId{encoders_[i]}, block);
-        if (key && key->high == (encoder_key | node.id)) pool_->uncommit(LeafId{encoders_[i]}, block);
+        if (key && key->high == (encoder_key | node.id))
+          pool_->uncommit(LeafId{encoders_[i]}, block);
       }
     }
   }
@@ -312,8 +338,10 @@ void BlockManager::Impl::evicted(LeafId leaf, BlockId block, PageKey key) {
   // The slot's other pages of the group serve nobody alone: values without their scales.
   for (const std::uint32_t other : groups_[info.group].leaves) {
     const LeafInfo& sibling = info_[other];
-    if (other == leaf.value() || !sibling.tree || !tree_->resident(segment, page, *sibling.tree)) continue;
-    if (pool_->references(sibling.id, tree_->block(segment, page, *sibling.tree)) == 0) forget(other, segment, page);
+    if (other == leaf.value() || !sibling.tree || !tree_->resident(segment, page, *sibling.tree))
+      continue;
+    if (pool_->references(sibling.id, tree_->block(segment, page, *sibling.tree)) == 0)
+      forget(other, segment, page);
   }
   tree_->unpin(segment);
 }

@@ -4,8 +4,9 @@
 //   block_manager.h    requests, rows, prefix reuse, steps in flight
 //   step_planner.h     what one forward reads, written in place
 //
-// Behind them: segment.h and prefix_tree.h (what is findable), joint_hit.h (the deepest prefix that all
-// leaves can resume), retention.h (which boundaries are worth keeping), request.h (one request's rows).
+// Behind them: segment.h and prefix_tree.h (what is findable), joint_hit.h (the deepest prefix that
+// all leaves can resume), retention.h (which boundaries are worth keeping), request.h (one
+// request's rows).
 #pragma once
 
 #include "kvleaf/group/block_manager.h"    // IWYU pragma: export

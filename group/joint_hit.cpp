@@ -5,12 +5,14 @@
 namespace kvleaf {
 
 std::uint32_t LeafResidency::deepest(std::uint32_t limit, std::uint32_t unit) const {
-  std::uint64_t n = std::min<std::uint64_t>(limit, std::uint64_t{slots} * tokens_per_page) / unit * unit;
+  std::uint64_t n =
+      std::min<std::uint64_t>(limit, std::uint64_t{slots} * tokens_per_page) / unit * unit;
   while (n > 0) {
     const SlotReach reach = pattern->slots(static_cast<std::uint32_t>(n), tokens_per_page);
     // The last run that begins before the tail's end is the only one that can be first in the way.
-    const auto behind = std::lower_bound(missing.begin(), missing.end(), reach.end,
-                                         [](const MissingRun& run, std::uint32_t end) { return run.begin < end; });
+    const auto behind =
+        std::lower_bound(missing.begin(), missing.end(), reach.end,
+                         [](const MissingRun& run, std::uint32_t end) { return run.begin < end; });
     std::uint64_t next = n;
     if (behind != missing.begin()) {
       const MissingRun& run = *(behind - 1);
@@ -28,14 +30,15 @@ std::uint32_t LeafResidency::deepest(std::uint32_t limit, std::uint32_t unit) co
 
 std::uint32_t boundary_outside(std::uint32_t n, std::uint32_t unit, std::span<const Uncut> uncut) {
   n = n / unit * unit;
-  for (std::size_t i = uncut.size(); i-- > 0;) {  // items ascend, so one pass from the back suffices
+  for (std::size_t i = uncut.size();
+       i-- > 0;) {  // items ascend, so one pass from the back suffices
     if (n > uncut[i].begin && n < uncut[i].end) n = uncut[i].begin / unit * unit;
   }
   return n;
 }
 
-std::uint32_t joint_hit(std::span<const LeafResidency> leaves, std::uint32_t limit, std::uint32_t unit,
-                        std::span<const Uncut> uncut, std::uint32_t without) {
+std::uint32_t joint_hit(std::span<const LeafResidency> leaves, std::uint32_t limit,
+                        std::uint32_t unit, std::span<const Uncut> uncut, std::uint32_t without) {
   std::uint32_t n = boundary_outside(limit, unit, uncut);
   for (bool moved = true; moved && n > 0;) {
     moved = false;

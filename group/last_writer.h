@@ -1,6 +1,6 @@
-// LastWriter: whose bytes lie in a block. A block whose bytes last served another leaf must be cleared
-// before its new owner's kernels read it: an old state read as keys is full of NaNs. Knows only which
-// leaf each block was last drawn for; untouched memory is zero and needs no clearing.
+// LastWriter: whose bytes lie in a block. A block whose bytes last served another leaf must be
+// cleared before its new owner's kernels read it: an old state read as keys is full of NaNs. Knows
+// only which leaf each block was last drawn for; untouched memory is zero and needs no clearing.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,8 @@ class LastWriter {
       : huge_blocks_(geometry.huge_blocks(), Huge{}), leaves_(geometry.leaves().size()) {
     for (std::size_t i = 0; i < leaves_.size(); ++i) {
       const LeafGeometry& g = geometry.leaves()[i];
-      leaves_[i] = {static_cast<std::uint32_t>(g.ratio), static_cast<std::uint16_t>(g.page_class.value() + 1)};
+      leaves_[i] = {static_cast<std::uint32_t>(g.ratio),
+                    static_cast<std::uint16_t>(g.page_class.value() + 1)};
       most_ = std::max(most_, leaves_[i].ratio);
     }
     writers_.resize(geometry.huge_blocks() * most_, untouched);
@@ -40,11 +41,13 @@ class LastWriter {
     return writer != leaf.value() && writer != untouched;
   }
 
-  /// The block was drawn for `leaf`, but nothing cleared or wrote it: its bytes are still somebody's.
+  /// The block was drawn for `leaf`, but nothing cleared or wrote it: its bytes are still
+  /// somebody's.
   void forget(LeafId leaf, BlockId block) noexcept {
     const Leaf& of = leaves_[leaf.value()];
     const std::uint32_t huge = (block.value() - 1) / of.ratio;
-    if (huge_blocks_[huge].page_class != of.page_class) return;  // forgotten with the whole huge block
+    if (huge_blocks_[huge].page_class != of.page_class)
+      return;  // forgotten with the whole huge block
     writers_[std::size_t{huge} * most_ + (block.value() - 1) % of.ratio] = somebody;
   }
 

@@ -2,8 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <bit>
+#include <map>
 
 #include "kvleaf/group/manager_impl.h"
 
@@ -12,7 +12,9 @@ namespace kvleaf {
 void BlockManager::Impl::audit() const {
   pool_->audit();
   tree_->audit();
-  const auto broken = [](const std::string& equation) { throw InvariantError("block manager: " + equation); };
+  const auto broken = [](const std::string& equation) {
+    throw InvariantError("block manager: " + equation);
+  };
 
   // References: each block's count in the pool is the number of places here that hold it.
   std::vector<std::map<std::uint32_t, std::uint32_t>> held(leaves_.size());
@@ -22,7 +24,9 @@ void BlockManager::Impl::audit() const {
   std::size_t in_flight = 0;
   for (const auto& [id, r] : requests_) {
     if (r->id != id) broken(fmt::format("request {} is filed under {}", r->id.value(), id.value()));
-    if (r->computed > r->planned) broken(fmt::format("request {}: computed {} <= planned {}", id.value(), r->computed, r->planned));
+    if (r->computed > r->planned)
+      broken(fmt::format("request {}: computed {} <= planned {}", id.value(), r->computed,
+                         r->planned));
     in_flight += r->in_flight;
     for (const std::uint32_t leaf : text_) {
       const LeafInfo& info = info_[leaf];
@@ -31,11 +35,15 @@ void BlockManager::Impl::audit() const {
       for (const BlockId block : row.leaving) hold(info.id, block);
       const std::uint32_t slots = ceil_div(r->planned, info.tokens_per_page);
       if (row.slots.size() != slots) {
-        broken(fmt::format("request {}, leaf '{}': row has {} slots == ⌈{} planned / {}⌉", id.value(), info.leaf->leaf_id(), row.slots.size(), r->planned, info.tokens_per_page));
+        broken(fmt::format("request {}, leaf '{}': row has {} slots == ⌈{} planned / {}⌉",
+                           id.value(), info.leaf->leaf_id(), row.slots.size(), r->planned,
+                           info.tokens_per_page));
       }
       const std::uint32_t head = ceil_div(info.pattern.head(), info.tokens_per_page);
       for (std::uint32_t slot = std::min(head, row.first); slot < row.first; ++slot) {
-        if (row.slots[slot] != null_block) broken(fmt::format("request {}, leaf '{}': slot {} before the tail {} is null", id.value(), info.leaf->leaf_id(), slot, row.first));
+        if (row.slots[slot] != null_block)
+          broken(fmt::format("request {}, leaf '{}': slot {} before the tail {} is null",
+                             id.value(), info.leaf->leaf_id(), slot, row.first));
       }
     }
     for (const std::uint32_t leaf : encoders_) {
@@ -45,13 +53,15 @@ void BlockManager::Impl::audit() const {
       const State& state = r->states[info_[leaf].kind_index];
       for (const BlockId block : state.ring) hold(LeafId{leaf}, block);
       if (state.read) hold(LeafId{leaf}, *state.read);
-      for (const PendingCheckpoint& pending : r->unfiled) hold(LeafId{leaf}, pending.blocks[info_[leaf].kind_index]);
+      for (const PendingCheckpoint& pending : r->unfiled)
+        hold(LeafId{leaf}, pending.blocks[info_[leaf].kind_index]);
     }
     for (const std::uint32_t leaf : scratch_) {
       if (const auto block = r->scratch[info_[leaf].kind_index]) hold(LeafId{leaf}, *block);
     }
     if (caching_ && r->publish && r->cursor.pages != r->committed) {
-      broken(fmt::format("request {}: cursor at {} pages == committed {}", id.value(), r->cursor.pages, r->committed));
+      broken(fmt::format("request {}: cursor at {} pages == committed {}", id.value(),
+                         r->cursor.pages, r->committed));
     }
   }
   std::size_t entries = 0;
@@ -60,9 +70,13 @@ void BlockManager::Impl::audit() const {
     for (const auto& [leaf, block] : record.returning) hold(leaf, block);
     for (const PendingCopy& copy : record.held_copies) hold(copy.leaf, copy.src);
     for (const StepRecord::Source& source : record.sources) hold(source.leaf, source.block);
-    for (const StepRecord::Entry& entry : record.entries) entries += entry.request != nullptr ? 1 : 0;
+    for (const StepRecord::Entry& entry : record.entries)
+      entries += entry.request != nullptr ? 1 : 0;
   }
-  if (entries != in_flight) broken(fmt::format("rows of live requests in steps in flight {} == steps counted by requests {}", entries, in_flight));
+  if (entries != in_flight)
+    broken(
+        fmt::format("rows of live requests in steps in flight {} == steps counted by requests {}",
+                    entries, in_flight));
   for (const PendingCopy& copy : pending_copies_) hold(copy.leaf, copy.src);
 
   // Findable: what the tree files is committed under its place, and nothing else is.
@@ -76,10 +90,13 @@ void BlockManager::Impl::audit() const {
         const BlockId block = tree_->block(segment, page, *info.tree);
         const auto key = pool_->key(info.id, block);
         if (!key || key->high != segment.value() || key->low != page) {
-          broken(fmt::format("leaf '{}': block {} of segment {} page {} is committed under that key", info.leaf->leaf_id(), block.value(), segment.value(), page));
+          broken(
+              fmt::format("leaf '{}': block {} of segment {} page {} is committed under that key",
+                          info.leaf->leaf_id(), block.value(), segment.value(), page));
         }
         if ((page + 1) % info.pages != 0) {
-          broken(fmt::format("leaf '{}': a block is filed at page {}, where no page of {} ends", info.leaf->leaf_id(), page, info.pages));
+          broken(fmt::format("leaf '{}': a block is filed at page {}, where no page of {} ends",
+                             info.leaf->leaf_id(), page, info.pages));
         }
         ++filed[info.id.value()];
       }
@@ -91,14 +108,18 @@ void BlockManager::Impl::audit() const {
     for (const auto& [block, count] : held[info.id.value()]) {
       const std::uint32_t references = pool_->references(info.id, BlockId{block});
       if (references != count) {
-        broken(fmt::format("leaf '{}': block {} has {} references == {} holders", info.leaf->leaf_id(), block, references, count));
+        broken(fmt::format("leaf '{}': block {} has {} references == {} holders",
+                           info.leaf->leaf_id(), block, references, count));
       }
       ++live;
       committed_live += pool_->committed(info.id, BlockId{block}) ? 1 : 0;
     }
-    if (pool_->live(info.id) != live) broken(fmt::format("leaf '{}': live blocks {} == held {}", info.leaf->leaf_id(), pool_->live(info.id), live));
+    if (pool_->live(info.id) != live)
+      broken(fmt::format("leaf '{}': live blocks {} == held {}", info.leaf->leaf_id(),
+                         pool_->live(info.id), live));
     if (info.tree && filed[info.id.value()] != committed_live + pool_->cached(info.id)) {
-      broken(fmt::format("leaf '{}': pages filed {} == committed blocks {}", info.leaf->leaf_id(), filed[info.id.value()], committed_live + pool_->cached(info.id)));
+      broken(fmt::format("leaf '{}': pages filed {} == committed blocks {}", info.leaf->leaf_id(),
+                         filed[info.id.value()], committed_live + pool_->cached(info.id)));
     }
   }
   std::size_t users = 0;
@@ -106,7 +127,8 @@ void BlockManager::Impl::audit() const {
   for (const auto& node : encoder_orphans_) users += node->users;
   std::size_t with_encoder = 0;
   for (const auto& [id, r] : requests_) with_encoder += r->encoder != nullptr ? 1 : 0;
-  if (users != with_encoder) broken(fmt::format("users of encoder inputs {} == requests with one {}", users, with_encoder));
+  if (users != with_encoder)
+    broken(fmt::format("users of encoder inputs {} == requests with one {}", users, with_encoder));
 }
 
 ManagerStats BlockManager::Impl::stats() const {
@@ -122,13 +144,15 @@ ManagerStats BlockManager::Impl::stats() const {
   std::uint64_t rows = 0;
   for (const auto& [id, r] : requests_) {
     rows += sizeof(Request) + r->tokens.capacity() * sizeof(Token);
-    for (const Row& row : r->rows) rows += (row.slots.capacity() + row.leaving.capacity()) * sizeof(BlockId);
+    for (const Row& row : r->rows)
+      rows += (row.slots.capacity() + row.leaving.capacity()) * sizeof(BlockId);
     for (const Row& row : r->rows) s.quarantined += row.leaving.size();
   }
   for (std::uint64_t step = first_step_; step < next_step_; ++step) {
     s.quarantined += steps_[step % steps_.size()].returning.size();
   }
-  s.metadata_bytes = pool_->metadata_bytes() + tree_->metadata_bytes() + last_writer_->bytes() + rows;
+  s.metadata_bytes =
+      pool_->metadata_bytes() + tree_->metadata_bytes() + last_writer_->bytes() + rows;
   return s;
 }
 

@@ -1,6 +1,6 @@
-// The block manager's insides, shared by its source files: admission.cpp (finding, claiming, fitting),
-// stepping.cpp (begin, settle, abandon), committing.cpp (the tree, values, checkpoints), sharing.cpp
-// (fork, rewind, preempt, release), manager_audit.cpp.
+// The block manager's insides, shared by its source files: admission.cpp (finding, claiming,
+// fitting), stepping.cpp (begin, settle, abandon), committing.cpp (the tree, values, checkpoints),
+// sharing.cpp (fork, rewind, preempt, release), manager_audit.cpp.
 #pragma once
 
 #include <memory>
@@ -69,7 +69,8 @@ struct StepRecord {
   std::vector<Entry> entries;
   std::vector<std::pair<LeafId, BlockId>> returning;  // one reference each, freed when it settles
   std::vector<Source> sources;
-  std::vector<PendingCopy> held_copies;  // listed copies whose sources are referenced until it settles
+  std::vector<PendingCopy>
+      held_copies;  // listed copies whose sources are referenced until it settles
 };
 
 class BlockManager::Impl {
@@ -88,7 +89,8 @@ class BlockManager::Impl {
   const Step& begin_step(std::span<const StepRequest> batch);
   void settle(StepId step, std::span<const Kept> kept);
   enum class DeviceWork { failed, never_ran };  // failed: states may be half written
-  std::vector<std::pair<RequestId, std::uint32_t>> abandon(StepId step, DeviceWork work = DeviceWork::failed);
+  std::vector<std::pair<RequestId, std::uint32_t>> abandon(StepId step,
+                                                           DeviceWork work = DeviceWork::failed);
 
   // ---- sharing.cpp
   void fork(RequestId parent, RequestId child);
@@ -128,17 +130,17 @@ class BlockManager::Impl {
   std::unordered_map<std::uint64_t, EncoderNode*> encoder_ids_;
   std::vector<std::unique_ptr<EncoderNode>> encoder_orphans_;  // in use, no longer findable
 
-  std::vector<StepRecord> steps_;     // a ring of max_steps_in_flight
-  std::uint64_t first_step_ = 1;      // oldest not settled
-  std::uint64_t next_step_ = 1;       // first_step_ … next_step_ - 1 are in flight
+  std::vector<StepRecord> steps_;  // a ring of max_steps_in_flight
+  std::uint64_t first_step_ = 1;   // oldest not settled
+  std::uint64_t next_step_ = 1;    // first_step_ … next_step_ - 1 are in flight
   std::vector<PendingCopy> pending_copies_;
   std::vector<ZeroFill> pending_fills_;  // scratch of forks
-  std::uint64_t clock_ = 0;           // of recency: one tick per admission, settling, release
+  std::uint64_t clock_ = 0;              // of recency: one tick per admission, settling, release
   std::uint64_t serials_ = 0;
   std::uint64_t encoder_serials_ = 0;
   std::uint64_t batch_marks_ = 0;
-  std::uint32_t observers_ = 0;       // of rows: planners' host sets
-  ManagerStats counters_;             // those that only count
+  std::uint32_t observers_ = 0;  // of rows: planners' host sets
+  ManagerStats counters_;        // those that only count
   std::vector<Event> events_;
 
   // ---- admission.cpp
@@ -147,16 +149,19 @@ class BlockManager::Impl {
     std::optional<SegmentId> root;
     std::vector<LeafResidency> residency;
     std::vector<std::uint32_t> residency_leaf;  // leaf of each
-    std::uint32_t limit = 0;     // deepest boundary that could be hit
+    std::uint32_t limit = 0;                    // deepest boundary that could be hit
     std::uint32_t hit = 0;
-    std::uint32_t extra = 0;     // tokens of the page behind the hit, with partial
+    std::uint32_t extra = 0;  // tokens of the page behind the hit, with partial
     TreeCursor extra_behind;
     std::uint32_t junction = 0;  // where the look-up left a cached path; 0: nowhere
   };
   void check_admission(std::span<const Token> tokens, const AdmitOptions& options) const;
-  void find(std::span<const Token> tokens, const AdmitOptions& options, const Request& r, Found& found);
-  std::string reason_of(const Found& found, std::span<const Token> tokens, const AdmitOptions& options) const;
-  Admission answer(RequestId id, std::span<const Token> tokens, const AdmitOptions& options, bool keep);
+  void find(std::span<const Token> tokens, const AdmitOptions& options, const Request& r,
+            Found& found);
+  std::string reason_of(const Found& found, std::span<const Token> tokens,
+                        const AdmitOptions& options) const;
+  Admission answer(RequestId id, std::span<const Token> tokens, const AdmitOptions& options,
+                   bool keep);
   void claim(Request& r, const Found& found, std::uint32_t hit, bool with_extra);
   void unclaim(Request& r);
   EncoderNode* find_encoder(const AdmitOptions& options) const;
@@ -164,23 +169,27 @@ class BlockManager::Impl {
   /// Blocks that `r` still has to draw for its first `length` tokens, beyond those it holds.
   std::uint64_t outstanding(const Request& r, const LeafInfo& leaf, std::uint32_t length,
                             std::uint32_t step_tokens) const;
-  /// Blocks of `leaf` that r's guarantee still needs; and once it has drawn `drawing` more for tokens up to
-  /// `end` in one more step.
+  /// Blocks of `leaf` that r's guarantee still needs; and once it has drawn `drawing` more for
+  /// tokens up to `end` in one more step.
   std::uint64_t promise(const Request& r, const LeafInfo& leaf) const;
-  std::uint64_t promise_after(const Request& r, const LeafInfo& leaf, std::uint32_t end, std::uint64_t drawing) const;
-  /// Whether a block of r's row will serve r to the end of its guarantee, or comes back to it before.
+  std::uint64_t promise_after(const Request& r, const LeafInfo& leaf, std::uint32_t end,
+                              std::uint64_t drawing) const;
+  /// Whether a block of r's row will serve r to the end of its guarantee, or comes back to it
+  /// before.
   bool owned(const Request& r, const LeafInfo& leaf, std::uint32_t slot, BlockId block) const;
   template <class Visit>  // (slot, block) of what the row holds, leaving blocks included
   void each_held(const Request& r, const LeafInfo& leaf, Visit&& visit) const;
-  std::uint64_t promise_of(const Request& r, const LeafInfo& leaf, std::uint32_t planned, std::uint64_t slots,
-                           std::uint64_t drawing, std::uint32_t steps_to_come) const;
+  std::uint64_t promise_of(const Request& r, const LeafInfo& leaf, std::uint32_t planned,
+                           std::uint64_t slots, std::uint64_t drawing,
+                           std::uint32_t steps_to_come) const;
   /// Whether all promises could be kept if r gave up its pages from `from_tokens` on.
   bool promises_fit_without(const Request& r, std::uint32_t from_tokens);
   /// Blocks that r holds alone and, sharing them with a child, could not count on any more.
   std::uint64_t lent_by_fork(const Request& r, const LeafInfo& leaf) const;
   void form_promises(const Request* without = nullptr);
   /// Whether the rest of r's prompt fits beside what earlier prompts still have to plan.
-  bool would_fit(const Request& r, bool take_checkpoint, std::uint32_t encoder_tokens, std::string* why);
+  bool would_fit(const Request& r, bool take_checkpoint, std::uint32_t encoder_tokens,
+                 std::string* why);
   /// Whether r's checkpoints are unshared, and making them its live states.
   bool may_take_checkpoints(const Request& r) const;
   void take_checkpoints(Request& r);
@@ -199,7 +208,8 @@ class BlockManager::Impl {
   void unslide(Request& r, std::uint32_t tokens);
   void cut_rows(Request& r, std::uint32_t tokens);
   void add_copy(StepRecord& record, LeafId leaf, BlockId src, BlockId dst);
-  void add_source(StepRecord& record, Request& r, const LeafInfo& leaf, BlockId block, bool was_live);
+  void add_source(StepRecord& record, Request& r, const LeafInfo& leaf, BlockId block,
+                  bool was_live);
   void take_back_sources(StepRecord& record, Request& r, std::uint32_t begin);
   /// Whether some request has the block, or a copy that waits for the next step reads it.
   bool held(LeafId leaf, BlockId block) const;
@@ -208,7 +218,8 @@ class BlockManager::Impl {
   void back_to(Request& r, std::uint32_t tokens);
   bool can_go_back(const Request& r, std::uint32_t tokens) const;
   std::uint32_t deepest_return(const Request& r, std::uint32_t at_most) const;
-  std::optional<BlockId> checkpoint_at(const Request& r, const LeafInfo& leaf, std::uint32_t tokens) const;
+  std::optional<BlockId> checkpoint_at(const Request& r, const LeafInfo& leaf,
+                                       std::uint32_t tokens) const;
 
   // ---- committing.cpp
   void commit(Request& r);
@@ -220,7 +231,8 @@ class BlockManager::Impl {
   bool kept_slot(const Request& r, const LeafInfo& leaf, std::uint32_t slot) const;
   Value value_of(const Request& r, const LeafInfo& leaf, std::uint32_t slot, bool kept) const;
   static Value lasting_bits() noexcept;
-  Value value_with_kept(const Request& r, const LeafInfo& leaf, BlockId block, std::uint32_t slot, bool kept) const;
+  Value value_with_kept(const Request& r, const LeafInfo& leaf, BlockId block, std::uint32_t slot,
+                        bool kept) const;
   /// After a look-up: what it met is recent, and kept where a junction needs it.
   void refresh(Request& r, const Found& found, std::uint32_t hit);
   /// The block of this page is findable no more; a live one stays live.
@@ -237,22 +249,22 @@ class BlockManager::Impl {
   void leave(Request& r);
   void give_back(Request& r, LeafId leaf, BlockId block);
   void give_back_all(Request& r);
-  /// The page that token r.planned goes into is findable no more if r alone holds it: r writes into it, and
-  /// was not promised a block for a copy.
+  /// The page that token r.planned goes into is findable no more if r alone holds it: r writes into
+  /// it, and was not promised a block for a copy.
   void forget_partly(Request& r);
   void cut_tokens(Request& r, std::uint32_t tokens);
   void forget_own(Request& r, std::uint32_t from_tokens);
   /// The block is given up: what was to be done to it first is dropped, and its bytes are nobody's.
   void drop_pending(LeafId leaf, BlockId block);
 
-  std::vector<BlockPool::Demand> demand_;   // scratch of serve
-  std::vector<BlockId> drawn_;              // scratch of serve
-  std::vector<std::uint64_t> wanted_;       // scratch of would_fit
-  std::vector<BlockId> file_scratch_;       // scratch of file_live_state
-  std::vector<BlockId> to_commit_;          // scratch of commit_run
+  std::vector<BlockPool::Demand> demand_;  // scratch of serve
+  std::vector<BlockId> drawn_;             // scratch of serve
+  std::vector<std::uint64_t> wanted_;      // scratch of would_fit
+  std::vector<BlockId> file_scratch_;      // scratch of file_live_state
+  std::vector<BlockId> to_commit_;         // scratch of commit_run
   std::vector<PageKey> to_commit_keys_;
   std::vector<Value> to_commit_values_;
-  Found found_;                             // scratch of answer
+  Found found_;  // scratch of answer
 };
 
 constexpr std::uint32_t ceil_div(std::uint32_t a, std::uint32_t b) noexcept {

@@ -29,11 +29,12 @@ PageDigest xxh3(std::uint64_t seed, const Parts& parts) {
 
 PageDigest sha256(std::uint64_t seed, const Parts& parts) {
   const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(),
-                                                                       &EVP_MD_CTX_free);
+                                                                        &EVP_MD_CTX_free);
   std::array<unsigned char, EVP_MAX_MD_SIZE> full{};
   unsigned int length = 0;
   std::array<unsigned char, 8> little{};
-  for (std::size_t i = 0; i < little.size(); ++i) little[i] = static_cast<unsigned char>(seed >> (8 * i));
+  for (std::size_t i = 0; i < little.size(); ++i)
+    little[i] = static_cast<unsigned char>(seed >> (8 * i));
   bool good = context != nullptr && EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr) == 1 &&
               EVP_DigestUpdate(context.get(), little.data(), little.size()) == 1;
   for (const auto part : parts) {

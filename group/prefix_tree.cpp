@@ -34,8 +34,8 @@ constexpr std::size_t rounded(std::size_t value, std::size_t to) noexcept {
 }  // namespace
 
 PrefixTree::PrefixTree(Options options) : options_(std::move(options)) {
-  // A chunk: masks, blocks, keys, ahead tokens, tokens. The masks come first, so that the lines a look-up
-  // reads of a segment lie together with the blocks it takes.
+  // A chunk: masks, blocks, keys, ahead tokens, tokens. The masks come first, so that the lines a
+  // look-up reads of a segment lie together with the blocks it takes.
   std::array<std::size_t, ChunkStore::classes> sizes{};
   for (std::uint32_t c = 0; c < ChunkStore::classes; ++c) {
     const std::size_t pages = std::size_t{1} << c;
@@ -50,7 +50,8 @@ PrefixTree::PrefixTree(Options options) : options_(std::move(options)) {
   const std::uint64_t expected = std::max<std::uint64_t>(options_.expected_pages, 64);
   store_ = std::make_unique<ChunkStore>(
       sizes, (expected / segment_pages + 1) * sizes[ChunkStore::classes - 1] * 2);
-  const std::uint64_t buckets = std::bit_ceil(std::clamp<std::uint64_t>(expected / 4, 1024, 1u << 26));
+  const std::uint64_t buckets =
+      std::bit_ceil(std::clamp<std::uint64_t>(expected / 4, 1024, 1u << 26));
   buckets_.assign(buckets, none);
   const auto segments = std::min<std::uint64_t>(expected + 64, none - 1);
   segments_.reserve(segments);
@@ -59,9 +60,11 @@ PrefixTree::PrefixTree(Options options) : options_(std::move(options)) {
 
 PrefixTree::~PrefixTree() = default;
 
-// ---- finding -------------------------------------------------------------------------------------
+// ---- finding
+// -------------------------------------------------------------------------------------
 
-std::optional<SegmentId> PrefixTree::find_root(std::string_view salt, std::string_view adapter) const {
+std::optional<SegmentId> PrefixTree::find_root(std::string_view salt,
+                                               std::string_view adapter) const {
   std::string name;
   append_unambiguously(name, salt);
   append_unambiguously(name, adapter);
@@ -118,7 +121,8 @@ std::uint32_t PrefixTree::equal_pages(const Segment& s, std::uint32_t skip, cons
   if (std::memcmp(mine, asked, count * page_bytes) != 0) {
     equal = 0;
     while (std::memcmp(mine + static_cast<std::size_t>(equal) * options_.page_tokens,
-                       asked + static_cast<std::size_t>(equal) * options_.page_tokens, page_bytes) == 0) {
+                       asked + static_cast<std::size_t>(equal) * options_.page_tokens,
+                       page_bytes) == 0) {
       ++equal;
     }
   }
@@ -144,8 +148,8 @@ void PrefixTree::match(SegmentId root, std::span<const Token> asked, const PageE
       return;
     }
     const Segment& s = at(child);
-    // The next segment will be asked for right after this one is compared; its tokens are the only large
-    // read, so let this one's blocks come while the comparison runs.
+    // The next segment will be asked for right after this one is compared; its tokens are the only
+    // large read, so let this one's blocks come while the comparison runs.
     __builtin_prefetch(s.chunk);
     const std::uint32_t equal = equal_pages(s, 0, next, pages - out.pages, out.pages, extras);
     out.parts.push_back({child, out.pages, equal});
@@ -158,7 +162,8 @@ void PrefixTree::match(SegmentId root, std::span<const Token> asked, const PageE
   }
 }
 
-PrefixTree::Common PrefixTree::common_tokens(TreeCursor cursor, std::span<const Token> asked) const {
+PrefixTree::Common PrefixTree::common_tokens(TreeCursor cursor,
+                                             std::span<const Token> asked) const {
   constexpr int children_to_try = 16;
   const std::uint32_t P = options_.page_tokens;
   Common best{0, cursor};
@@ -177,13 +182,15 @@ PrefixTree::Common PrefixTree::common_tokens(TreeCursor cursor, std::span<const 
     return best;
   }
   int tried = 0;
-  for (std::uint32_t i = s.first_child; i != none && tried < children_to_try; i = segments_[i].next, ++tried) {
+  for (std::uint32_t i = s.first_child; i != none && tried < children_to_try;
+       i = segments_[i].next, ++tried) {
     consider(SegmentId{i}, segments_[i].first);
   }
   return best;
 }
 
-// ---- filing --------------------------------------------------------------------------------------
+// ---- filing
+// --------------------------------------------------------------------------------------
 
 SegmentId PrefixTree::new_segment() {
   std::uint32_t id;
@@ -251,8 +258,9 @@ void PrefixTree::append_pages(SegmentId id, const Token* pages, std::uint32_t co
       const PageDigest above = in_segment > 0 ? keys(s)[in_segment - 1]
                                : up.root      ? keys(up)[0]
                                               : keys(up)[up.pages - 1];
-      keys(s)[in_segment] = options_.hasher.page(
-          above, std::span(pages + static_cast<std::size_t>(i) * P, P), extra != nullptr ? *extra : "");
+      keys(s)[in_segment] =
+          options_.hasher.page(above, std::span(pages + static_cast<std::size_t>(i) * P, P),
+                               extra != nullptr ? *extra : "");
     }
   }
   s.pages = static_cast<std::uint8_t>(s.pages + count);
@@ -290,8 +298,8 @@ void PrefixTree::unlink_child(SegmentId child) noexcept {
 }
 
 SegmentId PrefixTree::split(SegmentId lower, std::uint32_t keep_above) {
-  // The lower part keeps the id: its children are found under it, and blocks filed in it by absolute
-  // page. The upper part takes its place under the parent.
+  // The lower part keeps the id: its children are found under it, and blocks filed in it by
+  // absolute page. The upper part takes its place under the parent.
   const SegmentId upper = new_segment();
   Segment& u = at(upper);
   Segment& l = at(lower);
@@ -372,14 +380,17 @@ PrefixTree::Run PrefixTree::insert(TreeCursor& cursor, std::span<const Token> as
   return {child, first, count};
 }
 
-// ---- blocks --------------------------------------------------------------------------------------
+// ---- blocks
+// --------------------------------------------------------------------------------------
 
-BlockId PrefixTree::block(SegmentId segment, std::uint32_t page, std::uint32_t leaf) const noexcept {
+BlockId PrefixTree::block(SegmentId segment, std::uint32_t page,
+                          std::uint32_t leaf) const noexcept {
   const Segment& s = at(segment);
   return block_array(s, leaf)[page - s.first];
 }
 
-bool PrefixTree::resident(SegmentId segment, std::uint32_t page, std::uint32_t leaf) const noexcept {
+bool PrefixTree::resident(SegmentId segment, std::uint32_t page,
+                          std::uint32_t leaf) const noexcept {
   const Segment& s = at(segment);
   return (masks(s)[leaf] >> (page - s.first) & 1) != 0;
 }
@@ -427,7 +438,8 @@ PageDigest PrefixTree::parent_key(SegmentId segment, std::uint32_t page) const {
   return up.root ? PageDigest{} : keys(up)[up.pages - 1];
 }
 
-// ---- structure -----------------------------------------------------------------------------------
+// ---- structure
+// -----------------------------------------------------------------------------------
 
 std::uint32_t PrefixTree::first_page(SegmentId segment) const noexcept { return at(segment).first; }
 std::uint32_t PrefixTree::pages(SegmentId segment) const noexcept { return at(segment).pages; }
@@ -461,8 +473,8 @@ void PrefixTree::set_mark(SegmentId segment, std::uint32_t leaf, bool on) noexce
 }
 
 void PrefixTree::trim(SegmentId id) noexcept {
-  // Pages at a loose end that hold no block can never be hit again: drop them, and their parents after
-  // them. Roots stay: there is one per salt and adapter in use, and they hold nothing.
+  // Pages at a loose end that hold no block can never be hit again: drop them, and their parents
+  // after them. Roots stay: there is one per salt and adapter in use, and they hold nothing.
   while (true) {
     Segment& s = at(id);
     if (s.root || s.pins > 0 || s.first_child != none) return;
@@ -472,7 +484,8 @@ void PrefixTree::trim(SegmentId id) noexcept {
     if (needed == s.pages) return;
     if (needed > 0) {
       s.pages = static_cast<std::uint8_t>(needed);
-      while (s.extras != nullptr && !s.extras->empty() && s.extras->back().page >= s.first + needed) {
+      while (s.extras != nullptr && !s.extras->empty() &&
+             s.extras->back().page >= s.first + needed) {
         s.extras->pop_back();
       }
       return;
@@ -500,7 +513,8 @@ void PrefixTree::clear() {
 }
 
 std::uint64_t PrefixTree::metadata_bytes() const noexcept {
-  return store_->bytes() + segments_.size() * sizeof(Segment) + buckets_.size() * sizeof(std::uint32_t);
+  return store_->bytes() + segments_.size() * sizeof(Segment) +
+         buckets_.size() * sizeof(std::uint32_t);
 }
 
 void PrefixTree::audit() const {
@@ -519,8 +533,9 @@ void PrefixTree::audit() const {
     check(s.first == up.first + up.pages, "first page == parent's first + parent's pages");
     check(s.hash == child_hash(SegmentId{s.parent}, tokens(s), extra_of(s.extras.get(), s.first)),
           "hash == hash of its first page under its parent");
-    check(find_child(SegmentId{s.parent}, tokens(s), extra_of(s.extras.get(), s.first)).value() == i,
-          "it is what its parent finds under its first page");
+    check(
+        find_child(SegmentId{s.parent}, tokens(s), extra_of(s.extras.get(), s.first)).value() == i,
+        "it is what its parent finds under its first page");
     for (std::uint32_t leaf = 0; leaf < options_.leaves; ++leaf) {
       check((masks(s)[leaf] & ~low_bits(s.pages)) == 0, "no block behind its last page");
     }
@@ -531,7 +546,8 @@ void PrefixTree::audit() const {
     }
   }
   if (used != live_segments_) {
-    throw InvariantError(fmt::format("prefix tree: segments in use {} == counted {}", used, live_segments_));
+    throw InvariantError(
+        fmt::format("prefix tree: segments in use {} == counted {}", used, live_segments_));
   }
 }
 

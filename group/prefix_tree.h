@@ -1,11 +1,12 @@
-// PrefixTree: what is findable. A path-compressed tree of token pages: a node (segment) is a run of up to
-// 32 consecutive pages without a branch, with its tokens in one array and, per leaf, its blocks in one
-// array and a 32-bit residency mask. A child is found by a hash of its first page; what is compared are
-// the tokens and extra keys themselves, so a collision of hashes costs time, never foreign data.
+// PrefixTree: what is findable. A path-compressed tree of token pages: a node (segment) is a run of
+// up to 32 consecutive pages without a branch, with its tokens in one array and, per leaf, its
+// blocks in one array and a 32-bit residency mask. A child is found by a hash of its first page;
+// what is compared are the tokens and extra keys themselves, so a collision of hashes costs time,
+// never foreign data.
 //
 // It knows pages and blocks, no requests and no pool: whoever files a block here commits it there.
-// "Page" is a page of page_tokens tokens. A leaf with longer pages files its block at the page where its
-// own page ends. Page indices are absolute: page 0 is the first of the prompt.
+// "Page" is a page of page_tokens tokens. A leaf with longer pages files its block at the page
+// where its own page ends. Page indices are absolute: page 0 is the first of the prompt.
 #pragma once
 
 #include <array>
@@ -51,8 +52,8 @@ struct TreePath {
     std::uint32_t pages = 0;  // matched, of this segment
   };
   std::vector<Part> parts;
-  std::uint32_t pages = 0;   // matched in all
-  bool left_path = false;    // tokens went on in the tree, but not with those asked for
+  std::uint32_t pages = 0;  // matched in all
+  bool left_path = false;   // tokens went on in the tree, but not with those asked for
   void clear() {
     parts.clear();
     pages = 0;
@@ -66,10 +67,10 @@ class PrefixTree {
 
   struct Options {
     std::uint32_t page_tokens = 16;
-    std::uint32_t leaves = 0;         // arrays of blocks per page
-    bool page_keys = false;           // keep the chained 128-bit key of each page
-    bool ahead_tokens = false;        // keep, per page, the token that followed when it was filed
-    std::uint64_t expected_pages = 0; // sizes the table of children, and the reserved memory
+    std::uint32_t leaves = 0;          // arrays of blocks per page
+    bool page_keys = false;            // keep the chained 128-bit key of each page
+    bool ahead_tokens = false;         // keep, per page, the token that followed when it was filed
+    std::uint64_t expected_pages = 0;  // sizes the table of children, and the reserved memory
     PageHasher hasher;
   };
   explicit PrefixTree(Options options);
@@ -77,7 +78,8 @@ class PrefixTree {
   PrefixTree(const PrefixTree&) = delete;
   PrefixTree& operator=(const PrefixTree&) = delete;
 
-  // ---- finding -----------------------------------------------------------------------------------
+  // ---- finding
+  // -----------------------------------------------------------------------------------
   /// The root of everything under this salt and adapter, made if need be.
   SegmentId root(std::string_view salt, std::string_view adapter);
   std::optional<SegmentId> find_root(std::string_view salt, std::string_view adapter) const;
@@ -86,32 +88,37 @@ class PrefixTree {
   void match(SegmentId root, std::span<const Token> tokens, const PageExtras& extras,
              std::uint32_t max_pages, TreePath& out) const;
 
-  /// The longest common beginning, in tokens, of `tokens` (from the page behind `cursor` on) and any page
-  /// that follows there and has no extra keys; with the cursor behind that page. Looks at a few children.
+  /// The longest common beginning, in tokens, of `tokens` (from the page behind `cursor` on) and
+  /// any page that follows there and has no extra keys; with the cursor behind that page. Looks at
+  /// a few children.
   struct Common {
     std::uint32_t tokens = 0;
     TreeCursor behind;
   };
   Common common_tokens(TreeCursor cursor, std::span<const Token> tokens) const;
 
-  // ---- filing ------------------------------------------------------------------------------------
+  // ---- filing
+  // ------------------------------------------------------------------------------------
   /// A run of pages in one segment that an insertion walked over or made.
   struct Run {
     SegmentId segment{0};
     std::uint32_t first = 0;  // absolute page
     std::uint32_t pages = 0;
   };
-  /// Moves `cursor` over as many of the given pages as lie in one segment, making them where they are not
-  /// there yet; returns that run (at least one page). `tokens` start at the cursor; whole pages only.
-  /// A segment that must be split is split: `moved` is told so that cursors in it can follow.
+  /// Moves `cursor` over as many of the given pages as lie in one segment, making them where they
+  /// are not there yet; returns that run (at least one page). `tokens` start at the cursor; whole
+  /// pages only. A segment that must be split is split: `moved` is told so that cursors in it can
+  /// follow.
   Run insert(TreeCursor& cursor, std::span<const Token> tokens, const PageExtras& extras);
 
-  /// Called when a segment was split: what lay before page `first_of_lower` now is in `upper`, what lies
-  /// behind is still in `lower`. Blocks filed in upper have a new segment.
-  using OnSplit = std::function<void(SegmentId lower, SegmentId upper, std::uint32_t first_of_lower)>;
+  /// Called when a segment was split: what lay before page `first_of_lower` now is in `upper`, what
+  /// lies behind is still in `lower`. Blocks filed in upper have a new segment.
+  using OnSplit =
+      std::function<void(SegmentId lower, SegmentId upper, std::uint32_t first_of_lower)>;
   void on_split(OnSplit callback) { on_split_ = std::move(callback); }
 
-  // ---- blocks ------------------------------------------------------------------------------------
+  // ---- blocks
+  // ------------------------------------------------------------------------------------
   BlockId block(SegmentId segment, std::uint32_t page, std::uint32_t leaf) const noexcept;
   bool resident(SegmentId segment, std::uint32_t page, std::uint32_t leaf) const noexcept;
   void set_block(SegmentId segment, std::uint32_t page, std::uint32_t leaf, BlockId block) noexcept;
@@ -127,7 +134,8 @@ class PrefixTree {
   PageDigest page_key(SegmentId segment, std::uint32_t page) const;
   PageDigest parent_key(SegmentId segment, std::uint32_t page) const;
 
-  // ---- structure ---------------------------------------------------------------------------------
+  // ---- structure
+  // ---------------------------------------------------------------------------------
   std::uint32_t first_page(SegmentId segment) const noexcept;
   std::uint32_t pages(SegmentId segment) const noexcept;
   std::optional<SegmentId> parent(SegmentId segment) const noexcept;
@@ -146,8 +154,8 @@ class PrefixTree {
   bool marked(SegmentId segment, std::uint32_t leaf) const noexcept;
   void set_mark(SegmentId segment, std::uint32_t leaf, bool on) noexcept;
 
-  /// Drops everything but pinned segments' identity; returns with an empty tree. No cursor may be used
-  /// afterwards.
+  /// Drops everything but pinned segments' identity; returns with an empty tree. No cursor may be
+  /// used afterwards.
   void clear();
 
   std::uint32_t segments() const noexcept { return live_segments_; }  // roots not counted
@@ -201,12 +209,16 @@ class PrefixTree {
   Token* tokens(const Segment& s) const noexcept {
     return reinterpret_cast<Token*>(s.chunk + layouts_[s.size_class].tokens);
   }
-  std::uint64_t child_hash(SegmentId parent, const Token* page, const std::string* extra) const noexcept;
-  SegmentId find_child(SegmentId parent, const Token* page, const std::string* extra) const noexcept;
+  std::uint64_t child_hash(SegmentId parent, const Token* page,
+                           const std::string* extra) const noexcept;
+  SegmentId find_child(SegmentId parent, const Token* page,
+                       const std::string* extra) const noexcept;
   SegmentId new_segment();
   void resize_chunk(Segment& s, std::uint32_t pages);
-  void move_pages(const Segment& from, std::uint32_t skip, const Segment& to, std::uint32_t count) const;
-  void append_pages(SegmentId id, const Token* pages, std::uint32_t count, const PageExtras& extras);
+  void move_pages(const Segment& from, std::uint32_t skip, const Segment& to,
+                  std::uint32_t count) const;
+  void append_pages(SegmentId id, const Token* pages, std::uint32_t count,
+                    const PageExtras& extras);
   void link_child(SegmentId parent, SegmentId child) noexcept;
   void unlink_child(SegmentId child) noexcept;
   void enter_bucket(SegmentId id) noexcept;
@@ -214,16 +226,17 @@ class PrefixTree {
   SegmentId split(SegmentId lower, std::uint32_t keep_above);
   void trim(SegmentId id) noexcept;
   std::uint32_t equal_pages(const Segment& s, std::uint32_t skip, const Token* tokens,
-                            std::uint32_t pages, std::uint32_t first, const PageExtras& extras) const;
+                            std::uint32_t pages, std::uint32_t first,
+                            const PageExtras& extras) const;
 
   Options options_;
   std::array<Layout, ChunkStore::classes> layouts_;
   std::unique_ptr<ChunkStore> store_;
-  std::vector<Segment> segments_;         // reserved ahead; an id is an index
-  std::vector<std::uint32_t> free_ids_;   // of segments_, !used
-  std::vector<std::uint32_t> buckets_;    // power of two; first segment of a chain
+  std::vector<Segment> segments_;        // reserved ahead; an id is an index
+  std::vector<std::uint32_t> free_ids_;  // of segments_, !used
+  std::vector<std::uint32_t> buckets_;   // power of two; first segment of a chain
   std::unordered_map<std::string, std::uint32_t> roots_;
-  std::uint32_t live_segments_ = 0;       // used and not a root
+  std::uint32_t live_segments_ = 0;  // used and not a root
   OnSplit on_split_;
 };
 

@@ -1,5 +1,5 @@
-// One request: its tokens, its rows of blocks, and where it stands in the prefix tree. Internal to the
-// block manager.
+// One request: its tokens, its rows of blocks, and where it stands in the prefix tree. Internal to
+// the block manager.
 #pragma once
 
 #include <algorithm>
@@ -27,11 +27,11 @@ struct Row {
   std::vector<BlockId> slots;
   /// Tail slots before `first` (and behind the head) are null in `slots`.
   std::uint32_t first = 0;
-  /// Slots leaving_first … first - 1 that are null above but still reached by a step in flight: they are
-  /// freed when it settles, and may be committed before.
+  /// Slots leaving_first … first - 1 that are null above but still reached by a step in flight:
+  /// they are freed when it settles, and may be committed before.
   std::vector<BlockId> leaving;
   std::uint32_t leaving_first = 0;
-  std::optional<HugeBlockId> hint;  // where this row last drew
+  std::optional<HugeBlockId> hint;                         // where this row last drew
   std::array<std::uint32_t, max_row_observers> changed{};  // first changed slot per observer
 
   void note_change(std::uint32_t slot) noexcept {
@@ -50,12 +50,14 @@ struct Row {
 
 /// One request's memory in one state leaf.
 struct State {
-  /// rollback + 1 blocks once the first step was begun: the state after m tokens lies in ring[m % size].
-  /// Before that empty, or null but for a checkpoint that was taken over.
+  /// rollback + 1 blocks once the first step was begun: the state after m tokens lies in ring[m %
+  /// size]. Before that empty, or null but for a checkpoint that was taken over.
   std::vector<BlockId> ring;
-  std::uint32_t valid_from = 0;   // states after valid_from … planned tokens are in the ring
-  std::optional<BlockId> read;    // what the next step reads instead of the ring: a checkpoint, referenced
-  std::optional<BlockId> source;  // what the step `source_step` reads; its record holds the reference
+  std::uint32_t valid_from = 0;  // states after valid_from … planned tokens are in the ring
+  std::optional<BlockId>
+      read;  // what the next step reads instead of the ring: a checkpoint, referenced
+  std::optional<BlockId>
+      source;  // what the step `source_step` reads; its record holds the reference
   std::uint64_t source_step = 0;
   bool fresh = true;  // the next step must clear what it reads: nothing was computed yet
 
@@ -70,14 +72,14 @@ struct State {
 /// A checkpoint whose tokens are not in the tree yet, or whose copy has not settled.
 struct PendingCheckpoint {
   std::uint32_t tokens = 0;
-  std::uint64_t step = 0;           // it is complete once this step has settled
-  std::vector<BlockId> blocks;      // one per state leaf, one reference each
+  std::uint64_t step = 0;       // it is complete once this step has settled
+  std::vector<BlockId> blocks;  // one per state leaf, one reference each
 };
 
 /// An encoder's pages: one node per input, shared by all requests with that input. Whole or absent.
 struct EncoderNode {
   std::uint64_t id = 0;
-  std::string name;                          // key in the manager's index
+  std::string name;  // key in the manager's index
   std::uint32_t tokens = 0;
   std::vector<std::vector<BlockId>> blocks;  // per encoder leaf
   std::uint32_t users = 0;                   // live requests
@@ -88,11 +90,11 @@ struct EncoderNode {
 struct Request {
   RequestId id{0};
   std::uint64_t serial = 0;  // never used twice: tells a row's owner from the next with the same id
-  std::vector<Token> tokens;  // known ids
-  std::uint32_t prompt = 0;   // tokens at admission
-  std::uint32_t hit = 0;      // of those, given by the hit
-  std::uint32_t computed = 0; // of settled steps
-  std::uint32_t planned = 0;  // and of those in flight
+  std::vector<Token> tokens;      // known ids
+  std::uint32_t prompt = 0;       // tokens at admission
+  std::uint32_t hit = 0;          // of those, given by the hit
+  std::uint32_t computed = 0;     // of settled steps
+  std::uint32_t planned = 0;      // and of those in flight
   std::uint32_t in_flight = 0;    // steps begun and not settled that hold it
   std::uint64_t last_step = 0;    // none of them is later
   std::uint64_t long_step = 0;    // the last one of more than page_tokens tokens
@@ -100,20 +102,20 @@ struct Request {
   std::uint32_t addressable = 0;  // tokens that may be committed
   std::int32_t priority = 0;
   std::optional<std::uint32_t> guarantee;
-  bool publish = true;       // false once the cache was reset
+  bool publish = true;           // false once the cache was reset
   std::uint64_t batch_mark = 0;  // the call of begin_step that last met it
 
-  TreeCursor cursor;            // behind its committed pages; its segment is pinned
-  std::uint32_t committed = 0;  // pages filed in the tree
+  TreeCursor cursor;                  // behind its committed pages; its segment is pinned
+  std::uint32_t committed = 0;        // pages filed in the tree
   std::uint32_t ahead_committed = 0;  // the same, of leaves that need the next token
-  std::uint32_t matched = 0;    // pages of its prompt that the tree knew at admission
+  std::uint32_t matched = 0;          // pages of its prompt that the tree knew at admission
   PageExtras extras;
   std::vector<Uncut> uncut;
   std::vector<std::uint32_t> kept;  // boundaries worth keeping, in tokens, ascending
-  std::uint32_t rolling = 0;        // boundary of its last checkpoint that only the sequence's end keeps
+  std::uint32_t rolling = 0;  // boundary of its last checkpoint that only the sequence's end keeps
 
-  std::vector<Row> rows;      // per leaf; empty rows for states and scratch
-  std::vector<State> states;  // per state leaf
+  std::vector<Row> rows;                        // per leaf; empty rows for states and scratch
+  std::vector<State> states;                    // per state leaf
   std::vector<std::optional<BlockId>> scratch;  // per scratch leaf
   std::vector<PendingCheckpoint> unfiled;
   EncoderNode* encoder = nullptr;

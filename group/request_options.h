@@ -34,8 +34,10 @@ struct AdmitOptions {
   std::string adapter;  // name and version together, "a@2"; nothing is shared across adapters
   std::optional<EncoderInput> encoder;
   std::vector<MediaItem> media;  // ascending, not overlapping
-  std::int32_t priority = 0;     // of its cached pages: higher ones stay longer; clamped to [-128, 127]
-  std::optional<std::uint32_t> guarantee;    // tokens it may grow to without ever being refused memory
+  std::int32_t priority =
+      0;  // of its cached pages: higher ones stay longer; clamped to [-128, 127]
+  std::optional<std::uint32_t>
+      guarantee;  // tokens it may grow to without ever being refused memory
   std::optional<std::uint32_t> addressable;  // leading tokens that may be matched or committed
   bool partial = false;  // a hit may copy the common part of a page (attention leaves only)
 };
@@ -48,11 +50,11 @@ struct GroupLoss {
 };
 
 struct Admission {
-  std::uint32_t hit_tokens = 0;     // leading tokens that need not be computed
-  std::vector<GroupLoss> lost;      // only groups that lost something
-  std::string reason;               // why nothing hit, or what ended the hit; "" when nothing was lost
+  std::uint32_t hit_tokens = 0;  // leading tokens that need not be computed
+  std::vector<GroupLoss> lost;   // only groups that lost something
+  std::string reason;            // why nothing hit, or what ended the hit; "" when nothing was lost
   std::optional<std::uint32_t> next_stop;  // where the next chunk should end, in tokens
-  bool encoder_cached = false;      // the encoder's pages are there already: no encoder run is needed
+  bool encoder_cached = false;  // the encoder's pages are there already: no encoder run is needed
 };
 
 /// One row of a step: `new_tokens` more tokens of `request`.
@@ -80,10 +82,11 @@ struct Refusal {
 /// A forward that was begun. Valid until max_steps_in_flight further steps were begun.
 struct Step {
   StepId id{0};
-  std::vector<RequestId> served;     // in the order given
-  std::vector<Refusal> refused;      // these changed nothing
-  std::vector<BlockCopy> copies;     // to run before the forward, in any order: sources are read as they
-                                     // were before the step, no block is both copied to and cleared
+  std::vector<RequestId> served;  // in the order given
+  std::vector<Refusal> refused;   // these changed nothing
+  std::vector<BlockCopy>
+      copies;  // to run before the forward, in any order: sources are read as they
+               // were before the step, no block is both copied to and cleared
   std::vector<ZeroFill> zero_fills;  // to run before the forward
 };
 

@@ -7,7 +7,8 @@
 
 namespace kvleaf {
 
-// ---- life ------------------------------------------------------------------------------------------
+// ---- life
+// ------------------------------------------------------------------------------------------
 
 std::unique_ptr<Request> BlockManager::Impl::make_request(RequestId id) {
   std::unique_ptr<Request> request;
@@ -84,8 +85,9 @@ void BlockManager::Impl::give_back(Request& r, LeafId leaf, BlockId block) {
 }
 
 void BlockManager::Impl::drop_pending(LeafId leaf, BlockId block) {
-  const auto copy = std::find_if(pending_copies_.begin(), pending_copies_.end(),
-                                 [&](const PendingCopy& c) { return c.leaf == leaf && c.dst == block; });
+  const auto copy =
+      std::find_if(pending_copies_.begin(), pending_copies_.end(),
+                   [&](const PendingCopy& c) { return c.leaf == leaf && c.dst == block; });
   if (copy != pending_copies_.end()) {
     pool_->free(copy->leaf, copy->src);
     pending_copies_.erase(copy);
@@ -98,8 +100,8 @@ void BlockManager::Impl::drop_pending(LeafId leaf, BlockId block) {
   }
 }
 
-Value BlockManager::Impl::value_with_kept(const Request& r, const LeafInfo& info, BlockId block, std::uint32_t slot,
-                                          bool kept) const {
+Value BlockManager::Impl::value_with_kept(const Request& r, const LeafInfo& info, BlockId block,
+                                          std::uint32_t slot, bool kept) const {
   // What somebody else's boundary needs stays kept, and what was proven stays proven.
   return value_of(r, info, slot, kept) | (pool_->value(info.id, block) & lasting_bits());
 }
@@ -112,15 +114,20 @@ void BlockManager::Impl::give_back_all(Request& r) {
     const auto give = [&](std::uint32_t slot, BlockId block) {
       if (block == null_block) return;
       if (pool_->committed(info.id, block)) {
-        pool_->revalue(info.id, block, value_with_kept(r, info, block, slot, kept_slot(r, info, slot)));
+        pool_->revalue(info.id, block,
+                       value_with_kept(r, info, block, slot, kept_slot(r, info, slot)));
       }
       drop_pending(info.id, block);
       give_back(r, info.id, block);
     };
-    for (std::size_t i = 0; i < row.leaving.size(); ++i) give(static_cast<std::uint32_t>(row.leaving_first + i), row.leaving[i]);
-    const auto head = std::min<std::uint32_t>(ceil_div(info.pattern.head(), info.tokens_per_page), row.first);
-    for (std::uint32_t slot = 0; slot < std::min<std::size_t>(head, row.slots.size()); ++slot) give(slot, row.slots[slot]);
-    for (std::uint32_t slot = row.first; slot < row.slots.size(); ++slot) give(slot, row.slots[slot]);
+    for (std::size_t i = 0; i < row.leaving.size(); ++i)
+      give(static_cast<std::uint32_t>(row.leaving_first + i), row.leaving[i]);
+    const auto head =
+        std::min<std::uint32_t>(ceil_div(info.pattern.head(), info.tokens_per_page), row.first);
+    for (std::uint32_t slot = 0; slot < std::min<std::size_t>(head, row.slots.size()); ++slot)
+      give(slot, row.slots[slot]);
+    for (std::uint32_t slot = row.first; slot < row.slots.size(); ++slot)
+      give(slot, row.slots[slot]);
   }
   for (const std::uint32_t leaf : states_) {
     State& state = r.states[info_[leaf].kind_index];
@@ -192,7 +199,8 @@ void BlockManager::Impl::forget_own(Request& r, std::uint32_t from_tokens) {
   }
 }
 
-void BlockManager::Impl::release(RequestId id, Prefix prefix, std::optional<std::uint32_t> addressable) {
+void BlockManager::Impl::release(RequestId id, Prefix prefix,
+                                 std::optional<std::uint32_t> addressable) {
   Request& r = get(id);
   if (caching_ && r.publish) {
     const std::uint32_t settled = std::min({r.computed, r.known(), r.addressable});
@@ -202,7 +210,8 @@ void BlockManager::Impl::release(RequestId id, Prefix prefix, std::optional<std:
     }
     if (prefix == Prefix::keep && r.in_flight == 0) file_live_state(r);
     if (prefix == Prefix::drop) forget_own(r, r.hit / options_.page_tokens * options_.page_tokens);
-    if (addressable && *addressable < settled) forget_own(r, *addressable / options_.page_tokens * options_.page_tokens);
+    if (addressable && *addressable < settled)
+      forget_own(r, *addressable / options_.page_tokens * options_.page_tokens);
   }
   give_back_all(r);
   if (caching_ && r.publish) tree_->unpin(r.cursor.segment);
@@ -216,13 +225,16 @@ void BlockManager::Impl::preempt(RequestId id) {
   ++counters_.preemptions;
 }
 
-// ---- fork, rewind ----------------------------------------------------------------------------------
+// ---- fork, rewind
+// ----------------------------------------------------------------------------------
 
 void BlockManager::Impl::fork(RequestId parent, RequestId child) {
   Request& p = get(parent);
-  if (requests_.contains(child)) throw RequestError(fmt::format("request {} is live already", child.value()));
+  if (requests_.contains(child))
+    throw RequestError(fmt::format("request {} is live already", child.value()));
   if (p.in_flight > 0) {
-    throw RequestError(fmt::format("request {} has {} steps in flight; settle them before forking", parent.value(), p.in_flight));
+    throw RequestError(fmt::format("request {} has {} steps in flight; settle them before forking",
+                                   parent.value(), p.in_flight));
   }
   // The child's own: a partly filled page of each leaf, live states, scratch.
   demand_.clear();
@@ -234,7 +246,8 @@ void BlockManager::Impl::fork(RequestId parent, RequestId child) {
   };
   const auto partly = [&](const LeafInfo& info) {
     const Row& row = p.rows[info.id.value()];
-    return p.planned % info.tokens_per_page != 0 && !row.slots.empty() && row.slots.back() != null_block;
+    return p.planned % info.tokens_per_page != 0 && !row.slots.empty() &&
+           row.slots.back() != null_block;
   };
   const auto owns_state = [&](const State& state) { return !state.ring.empty() && !state.read; };
   for (const std::uint32_t leaf : text_) want(leaf, partly(info_[leaf]) ? 1 : 0, Fate::cache);
@@ -242,16 +255,19 @@ void BlockManager::Impl::fork(RequestId parent, RequestId child) {
     const State& state = p.states[info_[leaf].kind_index];
     want(leaf, owns_state(state) ? state.ring.size() : 0, Fate::request);
   }
-  for (const std::uint32_t leaf : scratch_) want(leaf, p.scratch[info_[leaf].kind_index] ? 1 : 0, Fate::request);
+  for (const std::uint32_t leaf : scratch_)
+    want(leaf, p.scratch[info_[leaf].kind_index] ? 1 : 0, Fate::request);
   drawn_.assign(total, null_block);
   if (!guaranteed_.empty()) {
     form_promises();
-    for (const LeafInfo& info : info_) pool_->set_promised(info.id, pool_->promised(info.id) + lent_by_fork(p, info));
+    for (const LeafInfo& info : info_)
+      pool_->set_promised(info.id, pool_->promised(info.id) + lent_by_fork(p, info));
   }
   if (total > 0 ? !pool_->allocate_all(demand_, drawn_) : p.guarantee && !pool_->judge({}).fits) {
     form_promises();
-    throw PoolExhausted(fmt::format("forking request {} at {} tokens needs {} blocks of its own; they do not fit",
-                                    parent.value(), p.planned, total));
+    throw PoolExhausted(
+        fmt::format("forking request {} at {} tokens needs {} blocks of its own; they do not fit",
+                    parent.value(), p.planned, total));
   }
 
   // Scratch is not copied: whoever wrote it last must not show through.
@@ -346,27 +362,35 @@ void BlockManager::Impl::fork(RequestId parent, RequestId child) {
 void BlockManager::Impl::rewind(RequestId id, std::uint32_t tokens) {
   Request& r = get(id);
   if (r.in_flight > 0) {
-    throw RequestError(fmt::format("request {} has {} steps in flight; settle them, rejected drafts by `kept`", id.value(), r.in_flight));
+    throw RequestError(
+        fmt::format("request {} has {} steps in flight; settle them, rejected drafts by `kept`",
+                    id.value(), r.in_flight));
   }
   if (tokens > std::max(r.known(), r.computed)) {
-    throw RequestError(fmt::format("request {} has {} tokens; it cannot be rewound to {}", id.value(), std::max(r.known(), r.computed), tokens));
+    throw RequestError(fmt::format("request {} has {} tokens; it cannot be rewound to {}",
+                                   id.value(), std::max(r.known(), r.computed), tokens));
   }
-  if (tokens == 0) throw RequestError(fmt::format("request {} cannot be rewound to 0 tokens; release it", id.value()));
+  if (tokens == 0)
+    throw RequestError(
+        fmt::format("request {} cannot be rewound to 0 tokens; release it", id.value()));
   if (tokens < r.computed) {
     if (!can_go_back(r, tokens)) {
-      throw RequestError(fmt::format(
-          "request {} cannot be rewound to {} tokens: what computing token {} needs is no longer held; the nearest shorter length that works is {}",
-          id.value(), tokens, tokens, deepest_return(r, tokens)));
+      throw RequestError(
+          fmt::format("request {} cannot be rewound to {} tokens: what computing token {} needs is "
+                      "no longer held; the nearest shorter length that works is {}",
+                      id.value(), tokens, tokens, deepest_return(r, tokens)));
     }
     if (!promises_fit_without(r, tokens)) {
-      throw PoolExhausted(fmt::format(
-          "request {} is guaranteed {} tokens and shares pages behind token {}; rewound to there it would need others, which do not fit",
-          id.value(), *r.guarantee, tokens));
+      throw PoolExhausted(
+          fmt::format("request {} is guaranteed {} tokens and shares pages behind token {}; "
+                      "rewound to there it would need others, which do not fit",
+                      id.value(), *r.guarantee, tokens));
     }
     back_to(r, tokens);
     if (r.guarantee) forget_partly(r);
   } else if (tokens > r.computed && tokens > r.known()) {
-    throw RequestError(fmt::format("request {} knows {} tokens; it cannot be rewound to {}", id.value(), r.known(), tokens));
+    throw RequestError(fmt::format("request {} knows {} tokens; it cannot be rewound to {}",
+                                   id.value(), r.known(), tokens));
   }
   cut_tokens(r, tokens);
   std::erase_if(prompts_, [](const Request* q) { return q->planned >= q->prompt; });
@@ -381,7 +405,8 @@ void BlockManager::Impl::forget_partly(Request& r) {
     const BlockId block = row.slots.back();
     if (pool_->references(info.id, block) != 1) continue;
     if (const auto key = pool_->key(info.id, block)) {
-      forget(leaf, SegmentId{static_cast<std::uint32_t>(key->high)}, static_cast<std::uint32_t>(key->low));
+      forget(leaf, SegmentId{static_cast<std::uint32_t>(key->high)},
+             static_cast<std::uint32_t>(key->low));
     }
   }
 }
@@ -393,7 +418,8 @@ void BlockManager::Impl::cut_tokens(Request& r, std::uint32_t tokens) {
   std::erase_if(r.kept, [&](std::uint32_t boundary) { return boundary > tokens; });
 }
 
-// ---- reset -----------------------------------------------------------------------------------------
+// ---- reset
+// -----------------------------------------------------------------------------------------
 
 void BlockManager::Impl::reset_cache() {
   for (const auto& [id, r] : requests_) {

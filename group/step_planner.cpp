@@ -15,12 +15,15 @@ namespace {
 constexpr std::size_t alignment = 64;
 
 struct Free {
-  void operator()(std::byte* memory) const noexcept { ::operator delete[](memory, std::align_val_t{alignment}); }
+  void operator()(std::byte* memory) const noexcept {
+    ::operator delete[](memory, std::align_val_t{alignment});
+  }
 };
 using Memory = std::unique_ptr<std::byte[], Free>;
 
 Memory zeroed(std::size_t bytes) {
-  auto* memory = static_cast<std::byte*>(::operator new[](std::max<std::size_t>(bytes, 1), std::align_val_t{alignment}));
+  auto* memory = static_cast<std::byte*>(
+      ::operator new[](std::max<std::size_t>(bytes, 1), std::align_val_t{alignment}));
   std::memset(memory, 0, bytes);
   return Memory(memory);
 }
@@ -67,7 +70,8 @@ struct StepPlan::Data {
       if (arrays.narrowed[i].key == key) return i;
       keys += fmt::format("{}'{}'", keys.empty() ? "" : ", ", arrays.narrowed[i].key);
     }
-    throw PlanShapeError(fmt::format("leaf {} stages no '{}'; it stages {}", leaf.value(), key, keys));
+    throw PlanShapeError(
+        fmt::format("leaf {} stages no '{}'; it stages {}", leaf.value(), key, keys));
   }
 };
 
@@ -85,14 +89,19 @@ const StagedArray& StepPlan::array(LeafId leaf, std::string_view key) const {
 }
 std::span<const std::int64_t> StepPlan::slot_mapping(LeafId leaf) const {
   const auto& mapping = data_->at(leaf).slot_mapping;
-  return mapping.empty() ? std::span<const std::int64_t>() : std::span(mapping).first(data_->tokens);
+  return mapping.empty() ? std::span<const std::int64_t>()
+                         : std::span(mapping).first(data_->tokens);
 }
-std::span<const std::int32_t> StepPlan::seq_lens() const noexcept { return std::span(data_->seq_lens).first(data_->batch); }
+std::span<const std::int32_t> StepPlan::seq_lens() const noexcept {
+  return std::span(data_->seq_lens).first(data_->batch);
+}
 std::span<const std::int32_t> StepPlan::cu_seqlens_q() const noexcept {
   return std::span(data_->cu_seqlens).first(data_->batch + std::size_t{1});
 }
 std::span<const BlockCopy> StepPlan::copies() const noexcept { return data_->served->copies; }
-std::span<const ZeroFill> StepPlan::zero_fills() const noexcept { return data_->served->zero_fills; }
+std::span<const ZeroFill> StepPlan::zero_fills() const noexcept {
+  return data_->served->zero_fills;
+}
 std::span<const ByteRange> StepPlan::dirty(LeafId leaf, std::string_view key) const {
   return data_->at(leaf).dirty[data_->index_of(leaf, key)];
 }
@@ -101,14 +110,16 @@ TableChanges StepPlan::changes(LeafId leaf, std::string_view key) const {
   const std::size_t index = data_->index_of(leaf, key);
   const StagedArray& array = data_->at(leaf).narrowed[index];
   if (array.dtype != DType::int32 || array.shape.empty() || array.shape.size() > 2) {
-    throw PlanShapeError(fmt::format("'{}' is {} of rank {}; lists are made of int32 of rank 1 or 2", key,
-                                     name_of(array.dtype), array.shape.size()));
+    throw PlanShapeError(
+        fmt::format("'{}' is {} of rank {}; lists are made of int32 of rank 1 or 2", key,
+                    name_of(array.dtype), array.shape.size()));
   }
   TableChanges changes;
   const std::int64_t width = array.shape.size() == 2 ? array.strides[0] : 1;
   const auto* data = reinterpret_cast<const std::int32_t*>(array.data);
   for (const ByteRange& range : data_->at(leaf).dirty[index]) {
-    for (std::uint64_t at = range.begin / sizeof(std::int32_t); at < range.end / sizeof(std::int32_t); ++at) {
+    for (std::uint64_t at = range.begin / sizeof(std::int32_t);
+         at < range.end / sizeof(std::int32_t); ++at) {
       const auto element = static_cast<std::int64_t>(at);
       changes.rows.push_back(static_cast<std::int32_t>(element / width));
       changes.columns.push_back(static_cast<std::int32_t>(element % width));
@@ -118,7 +129,8 @@ TableChanges StepPlan::changes(LeafId leaf, std::string_view key) const {
   return changes;
 }
 
-// ---- the planner -----------------------------------------------------------------------------------
+// ---- the planner
+// -----------------------------------------------------------------------------------
 
 class StepPlanner::Impl {
  public:
@@ -137,32 +149,36 @@ class StepPlanner::Impl {
     std::uint32_t entries_per_page = 0;
     bool delta = false;
     bool live_span = false;
-    std::vector<std::uint32_t> filled;  // per row: what the leaf remembers, see RowDelta::filled_columns
+    std::vector<std::uint32_t>
+        filled;  // per row: what the leaf remembers, see RowDelta::filled_columns
   };
 
   void check(std::span<const StepRequest> batch, std::optional<std::uint32_t> pad_to) const;
   void catch_up(Set& set);
-  void narrow(LeafPlan& leaf, Set::LeafArrays& arrays, std::uint32_t batch, std::uint32_t num_blocks) const;
+  void narrow(LeafPlan& leaf, Set::LeafArrays& arrays, std::uint32_t batch,
+              std::uint32_t num_blocks) const;
   void stage(LeafPlan& leaf, Set& set, std::uint64_t step);
   void map_slots(const LeafPlan& leaf, Set& set);
   void forget_all();
 
   std::vector<LeafPlan> leaves_;
-  std::vector<StepPlan> plans_;           // one per host set
+  std::vector<StepPlan> plans_;  // one per host set
   std::uint64_t plans_made_ = 0;
-  std::vector<std::uint64_t> owners_;     // serial of the request in each row of the previous plan; 0: none
-  std::vector<Request*> requests_;        // of this plan, in row order
-  std::vector<RowDelta> deltas_;          // scratch
-  std::vector<std::span<const BlockId>> full_;  // scratch
+  std::vector<std::uint64_t>
+      owners_;  // serial of the request in each row of the previous plan; 0: none
+  std::vector<Request*> requests_;                    // of this plan, in row order
+  std::vector<RowDelta> deltas_;                      // scratch
+  std::vector<std::span<const BlockId>> full_;        // scratch
   std::vector<std::array<BlockId, 2>> state_blocks_;  // scratch: what full_ points to for states
-  std::size_t observer_ = 0;              // our entry of Row::changed
+  std::size_t observer_ = 0;                          // our entry of Row::changed
 };
 
 StepPlanner::Impl::Impl(BlockManager& manager, PlannerOptions options)
     : manager_(manager), core_(*manager.impl_), options_(options) {
   if (options_.max_batch == 0 || options_.max_step_tokens == 0) {
-    throw PlanShapeError(fmt::format("max_batch is {} and max_step_tokens {}; both must be at least 1",
-                                     options_.max_batch, options_.max_step_tokens));
+    throw PlanShapeError(
+        fmt::format("max_batch is {} and max_step_tokens {}; both must be at least 1",
+                    options_.max_batch, options_.max_step_tokens));
   }
   if (core_.observers_ >= max_row_observers) {
     throw PlanShapeError(fmt::format("a manager serves at most {} planners", max_row_observers));
@@ -181,10 +197,13 @@ StepPlanner::Impl::Impl(BlockManager& manager, PlannerOptions options)
     switch (info.writing) {
       case Writing::append:
         leaf.columns = leaf.live_span
-                           ? info.leaf->blocks_to_reserve(slots, info.tokens_per_page, {false, core_.options_.max_step_tokens})
+                           ? info.leaf->blocks_to_reserve(slots, info.tokens_per_page,
+                                                          {false, core_.options_.max_step_tokens})
                            : slots;
         break;
-      case Writing::write_once: leaf.columns = ceil_div(options_.max_encoder_tokens, info.tokens_per_page); break;
+      case Writing::write_once:
+        leaf.columns = ceil_div(options_.max_encoder_tokens, info.tokens_per_page);
+        break;
       case Writing::in_place:
       case Writing::exclusive: leaf.columns = 1; break;
     }
@@ -197,21 +216,25 @@ StepPlanner::Impl::Impl(BlockManager& manager, PlannerOptions options)
     set->leaves = std::vector<Set::LeafArrays>(leaves_.size());
     for (std::size_t l = 0; l < leaves_.size(); ++l) {
       Set::LeafArrays& arrays = set->leaves[l];
-      for (const StagedInput& input : leaves_[l].info->leaf->staged_input_shapes(options_.max_batch, leaves_[l].columns)) {
+      for (const StagedInput& input :
+           leaves_[l].info->leaf->staged_input_shapes(options_.max_batch, leaves_[l].columns)) {
         StagedArray array;
         array.key = input.key;
         array.dtype = input.dtype;
         array.shape = input.shape;
         array.strides.resize(input.shape.size(), 1);
-        for (std::size_t d = input.shape.size(); d-- > 1;) array.strides[d - 1] = array.strides[d] * input.shape[d];
-        arrays.memory.push_back(zeroed(static_cast<std::size_t>(elements(array)) * size_of(array.dtype)));
+        for (std::size_t d = input.shape.size(); d-- > 1;)
+          array.strides[d - 1] = array.strides[d] * input.shape[d];
+        arrays.memory.push_back(
+            zeroed(static_cast<std::size_t>(elements(array)) * size_of(array.dtype)));
         array.data = arrays.memory.back().get();
         arrays.widest.push_back(array);
         arrays.narrowed.push_back(array);
         arrays.dirty.emplace_back();
         arrays.dirty.back().reserve(std::size_t{options_.max_batch} * 4 + 16);
       }
-      if (leaves_[l].info->writing == Writing::append) arrays.slot_mapping.assign(options_.max_step_tokens, -1);
+      if (leaves_[l].info->writing == Writing::append)
+        arrays.slot_mapping.assign(options_.max_step_tokens, -1);
     }
     set->rows.reserve(options_.max_batch);
     set->seq_lens.assign(options_.max_batch, 0);
@@ -227,27 +250,32 @@ StepPlanner::Impl::Impl(BlockManager& manager, PlannerOptions options)
   state_blocks_.reserve(options_.max_batch);
 }
 
-void StepPlanner::Impl::check(std::span<const StepRequest> batch, std::optional<std::uint32_t> pad_to) const {
+void StepPlanner::Impl::check(std::span<const StepRequest> batch,
+                              std::optional<std::uint32_t> pad_to) const {
   const std::size_t rows = std::max<std::size_t>(batch.size(), pad_to.value_or(0));
   if (rows > options_.max_batch) {
-    throw PlanShapeError(fmt::format("a batch of {} rows; the planner was built for {}", rows, options_.max_batch));
+    throw PlanShapeError(
+        fmt::format("a batch of {} rows; the planner was built for {}", rows, options_.max_batch));
   }
   std::uint64_t tokens = rows - batch.size();
   for (const StepRequest& row : batch) tokens += row.new_tokens;
   if (tokens > options_.max_step_tokens) {
-    throw PlanShapeError(fmt::format("{} tokens in one step; the planner was built for {}", tokens, options_.max_step_tokens));
+    throw PlanShapeError(fmt::format("{} tokens in one step; the planner was built for {}", tokens,
+                                     options_.max_step_tokens));
   }
   for (std::size_t i = 0; i < batch.size(); ++i) {
     const Request& r = core_.get(batch[i].request);
     if (r.encoder != nullptr && r.encoder->tokens > options_.max_encoder_tokens) {
-      throw PlanShapeError(fmt::format("row {}: request {} has {} encoder tokens; the planner was built for {}", i,
-                                       r.id.value(), r.encoder->tokens, options_.max_encoder_tokens));
+      throw PlanShapeError(
+          fmt::format("row {}: request {} has {} encoder tokens; the planner was built for {}", i,
+                      r.id.value(), r.encoder->tokens, options_.max_encoder_tokens));
     }
   }
 }
 
 void StepPlanner::Impl::catch_up(Set& set) {
-  // The arrays of this set are some plans old: copy what the plans since then changed, oldest first.
+  // The arrays of this set are some plans old: copy what the plans since then changed, oldest
+  // first.
   for (std::uint64_t plan = set.plan + 1; plan <= plans_made_; ++plan) {
     const Set& from = *plans_[plan % plans_.size()].data_;
     for (std::size_t l = 0; l < leaves_.size(); ++l) {
@@ -267,19 +295,22 @@ void StepPlanner::Impl::narrow(LeafPlan& leaf, Set::LeafArrays& arrays, std::uin
                                std::uint32_t num_blocks) const {
   const StagedInputs inputs = leaf.info->leaf->staged_input_shapes(batch, num_blocks);
   if (inputs.size() != arrays.widest.size()) {
-    throw PlanShapeError(fmt::format("leaf '{}' stages {} arrays for this batch and {} at the widest",
-                                     leaf.info->leaf->leaf_id(), inputs.size(), arrays.widest.size()));
+    throw PlanShapeError(
+        fmt::format("leaf '{}' stages {} arrays for this batch and {} at the widest",
+                    leaf.info->leaf->leaf_id(), inputs.size(), arrays.widest.size()));
   }
   for (std::size_t a = 0; a < inputs.size(); ++a) {
     const StagedArray& widest = arrays.widest[a];
     if (inputs[a].key != widest.key || inputs[a].shape.size() != widest.shape.size()) {
-      throw PlanShapeError(fmt::format("leaf '{}': array {} is '{}' for this batch and '{}' at the widest",
-                                       leaf.info->leaf->leaf_id(), a, inputs[a].key, widest.key));
+      throw PlanShapeError(
+          fmt::format("leaf '{}': array {} is '{}' for this batch and '{}' at the widest",
+                      leaf.info->leaf->leaf_id(), a, inputs[a].key, widest.key));
     }
     for (std::size_t d = 0; d < widest.shape.size(); ++d) {
       if (inputs[a].shape[d] > widest.shape[d]) {
-        throw PlanShapeError(fmt::format("leaf '{}': '{}' grows to {} in dimension {}, past its widest {}",
-                                         leaf.info->leaf->leaf_id(), widest.key, inputs[a].shape[d], d, widest.shape[d]));
+        throw PlanShapeError(fmt::format(
+            "leaf '{}': '{}' grows to {} in dimension {}, past its widest {}",
+            leaf.info->leaf->leaf_id(), widest.key, inputs[a].shape[d], d, widest.shape[d]));
       }
       arrays.narrowed[a].shape[d] = inputs[a].shape[d];
     }
@@ -321,7 +352,8 @@ void StepPlanner::Impl::stage(LeafPlan& leaf, Set& set, std::uint64_t step) {
           delta.computed = r.encoder != nullptr ? r.encoder->tokens : 0;
           delta.new_tokens = 0;
         }
-        const std::uint32_t head = std::min(ceil_div(info.pattern.head(), info.tokens_per_page), row.first);
+        const std::uint32_t head =
+            std::min(ceil_div(info.pattern.head(), info.tokens_per_page), row.first);
         deepest = std::max(deepest, leaf.live_span ? head + slots - row.first : slots);
         break;
       }
@@ -329,7 +361,7 @@ void StepPlanner::Impl::stage(LeafPlan& leaf, Set& set, std::uint64_t step) {
         State& state = r.states[info.kind_index];
         delta.write_block = state.at(delta.computed + delta.new_tokens);
         const bool apart = info.leaf->state_kernel() == StateKernel::in_out;
-        delta.read_block = !apart ? delta.write_block
+        delta.read_block = !apart                                      ? delta.write_block
                            : state.source && state.source_step == step ? *state.source
                                                                        : state.at(delta.computed);
         state_blocks_.push_back({delta.read_block, delta.write_block});
@@ -363,7 +395,8 @@ void StepPlanner::Impl::stage(LeafPlan& leaf, Set& set, std::uint64_t step) {
           if (count == 0) return;
           const auto index = static_cast<std::size_t>(&array - self.narrowed.data());
           const std::uint64_t size = size_of(array.dtype);
-          const ByteRange range{static_cast<std::uint64_t>(first) * size, static_cast<std::uint64_t>(first + count) * size};
+          const ByteRange range{static_cast<std::uint64_t>(first) * size,
+                                static_cast<std::uint64_t>(first + count) * size};
           auto& ranges = self.dirty[index];
           if (!ranges.empty() && ranges.back().end == range.begin) {
             ranges.back().end = range.end;
@@ -383,7 +416,8 @@ void StepPlanner::Impl::stage(LeafPlan& leaf, Set& set, std::uint64_t step) {
       if (array.shape.empty()) continue;
       std::uint64_t row_elements = 1;
       for (std::size_t d = 1; d < array.shape.size(); ++d) {
-        row_elements = d == 1 ? static_cast<std::uint64_t>(array.shape[d] * array.strides[d]) : row_elements;
+        row_elements =
+            d == 1 ? static_cast<std::uint64_t>(array.shape[d] * array.strides[d]) : row_elements;
       }
       for (std::int64_t i = 0; i < array.shape[0]; ++i) {
         const std::uint64_t begin = static_cast<std::uint64_t>(i * array.strides[0]) * size;
@@ -405,7 +439,8 @@ void StepPlanner::Impl::map_slots(const LeafPlan& leaf, Set& set) {
     auto t = end - static_cast<std::uint32_t>(set.cu_seqlens[i + 1] - set.cu_seqlens[i]);
     while (t < end) {
       const std::uint32_t slot = t / P;
-      const std::uint32_t stop = static_cast<std::uint32_t>(std::min<std::uint64_t>(end, (std::uint64_t{slot} + 1) * P));
+      const std::uint32_t stop =
+          static_cast<std::uint32_t>(std::min<std::uint64_t>(end, (std::uint64_t{slot} + 1) * P));
       const std::int64_t base = std::int64_t{row.slots[slot].value()} * leaf.entries_per_page;
       std::uint32_t in_page = t - slot * P;
       if (tokens_per_entry == 1) {
@@ -418,7 +453,8 @@ void StepPlanner::Impl::map_slots(const LeafPlan& leaf, Set& set) {
   std::fill_n(out, set.batch - requests_.size(), -1);
 }
 
-const StepPlan& StepPlanner::Impl::plan(std::span<const StepRequest> batch, std::optional<std::uint32_t> pad_to) {
+const StepPlan& StepPlanner::Impl::plan(std::span<const StepRequest> batch,
+                                        std::optional<std::uint32_t> pad_to) {
   check(batch, pad_to);
   const Step& step = core_.begin_step(batch);
   StepPlan& plan = plans_[(plans_made_ + 1) % plans_.size()];
@@ -428,7 +464,8 @@ const StepPlan& StepPlanner::Impl::plan(std::span<const StepRequest> batch, std:
     set.step = step.id;
     set.served = &step;
     set.rows.assign(step.served.begin(), step.served.end());
-    set.batch = static_cast<std::uint32_t>(std::max<std::size_t>(step.served.size(), pad_to.value_or(0)));
+    set.batch =
+        static_cast<std::uint32_t>(std::max<std::size_t>(step.served.size(), pad_to.value_or(0)));
     requests_.clear();
     std::int32_t tokens = 0;
     set.cu_seqlens[0] = 0;
@@ -477,7 +514,9 @@ void StepPlanner::Impl::forget_all() {
     set.plan = plans_made_;
     for (auto& arrays : set.leaves) {
       for (std::size_t a = 0; a < arrays.widest.size(); ++a) {
-        std::memset(arrays.widest[a].data, 0, static_cast<std::size_t>(elements(arrays.widest[a])) * size_of(arrays.widest[a].dtype));
+        std::memset(
+            arrays.widest[a].data, 0,
+            static_cast<std::size_t>(elements(arrays.widest[a])) * size_of(arrays.widest[a].dtype));
       }
     }
   }
@@ -486,11 +525,16 @@ void StepPlanner::Impl::forget_all() {
 StepPlanner::StepPlanner(BlockManager& manager, PlannerOptions options)
     : impl_(std::make_unique<Impl>(manager, options)) {}
 StepPlanner::~StepPlanner() = default;
-const StepPlan& StepPlanner::plan(std::span<const StepRequest> batch, std::optional<std::uint32_t> pad_to) {
+const StepPlan& StepPlanner::plan(std::span<const StepRequest> batch,
+                                  std::optional<std::uint32_t> pad_to) {
   return impl_->plan(batch, pad_to);
 }
-void StepPlanner::settle(StepId step, std::span<const Kept> kept) { impl_->manager_.settle(step, kept); }
-std::vector<std::pair<RequestId, std::uint32_t>> StepPlanner::abandon(StepId step) { return impl_->manager_.abandon(step); }
+void StepPlanner::settle(StepId step, std::span<const Kept> kept) {
+  impl_->manager_.settle(step, kept);
+}
+std::vector<std::pair<RequestId, std::uint32_t>> StepPlanner::abandon(StepId step) {
+  return impl_->manager_.abandon(step);
+}
 BlockManager& StepPlanner::manager() noexcept { return impl_->manager_; }
 const PlannerOptions& StepPlanner::options() const noexcept { return impl_->options_; }
 

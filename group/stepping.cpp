@@ -7,20 +7,22 @@
 
 namespace kvleaf {
 
-// ---- begin -----------------------------------------------------------------------------------------
+// ---- begin
+// -----------------------------------------------------------------------------------------
 
 const Step& BlockManager::Impl::begin_step(std::span<const StepRequest> batch) {
   if (next_step_ - first_step_ >= steps_.size()) {
-    throw StepError(fmt::format("{} steps are in flight, as many as max_steps_in_flight allows; settle step {} first",
-                                steps_.size(), first_step_));
+    throw StepError(fmt::format(
+        "{} steps are in flight, as many as max_steps_in_flight allows; settle step {} first",
+        steps_.size(), first_step_));
   }
   const std::uint64_t mark = ++batch_marks_;
   for (std::size_t i = 0; i < batch.size(); ++i) {
     Request& r = get(batch[i].request);
     const std::uint64_t end = std::uint64_t{r.planned} + batch[i].new_tokens;
     const auto refuse = [&](std::string_view what) {
-      throw RequestError(fmt::format("row {}: request {} at {} tokens plans {} more: {}", i, r.id.value(), r.planned,
-                                     batch[i].new_tokens, what));
+      throw RequestError(fmt::format("row {}: request {} at {} tokens plans {} more: {}", i,
+                                     r.id.value(), r.planned, batch[i].new_tokens, what));
     };
     if (r.batch_mark == mark) refuse("it is in the batch twice");
     r.batch_mark = mark;
@@ -31,7 +33,8 @@ const Step& BlockManager::Impl::begin_step(std::span<const StepRequest> batch) {
     }
     for (const Uncut& item : r.uncut) {
       if (end > item.begin && end < item.end) {
-        refuse(fmt::format("the step would end inside the whole media item [{}, {})", item.begin, item.end));
+        refuse(fmt::format("the step would end inside the whole media item [{}, {})", item.begin,
+                           item.end));
       }
     }
     if (r.encoder != nullptr && !r.encoder->filled && end > r.prompt) {
@@ -75,8 +78,8 @@ const Step& BlockManager::Impl::begin_step(std::span<const StepRequest> batch) {
 }
 
 void BlockManager::Impl::add_copy(StepRecord& record, LeafId leaf, BlockId src, BlockId dst) {
-  // Copies run in any order and read what was there before the step: a source that this very step fills
-  // is replaced by what fills it.
+  // Copies run in any order and read what was there before the step: a source that this very step
+  // fills is replaced by what fills it.
   for (const BlockCopy& copy : record.step.copies) {
     if (copy.leaf == leaf && copy.dst == src) {
       src = copy.src;
@@ -98,7 +101,8 @@ void BlockManager::Impl::add_copy(StepRecord& record, LeafId leaf, BlockId src, 
   record.step.copies.push_back({leaf, src, dst});
 }
 
-void BlockManager::Impl::add_source(StepRecord& record, Request& r, const LeafInfo& leaf, BlockId block, bool was_live) {
+void BlockManager::Impl::add_source(StepRecord& record, Request& r, const LeafInfo& leaf,
+                                    BlockId block, bool was_live) {
   State& state = r.states[leaf.kind_index];
   state.source = block;
   state.source_step = record.step.id.value();
@@ -121,19 +125,22 @@ void BlockManager::Impl::take_back_sources(StepRecord& record, Request& r, std::
       state.read = source.block;
     }
   }
-  std::erase_if(record.sources, [&](const StepRecord::Source& source) { return source.request == &r; });
+  std::erase_if(record.sources,
+                [&](const StepRecord::Source& source) { return source.request == &r; });
 }
 
 bool BlockManager::Impl::shared(LeafId leaf, BlockId block) const {
   std::uint32_t references = pool_->references(leaf, block);
   if (references <= 1) return false;
-  // A copy that is listed, or will be in the next step, holds its source, but reads it before any forward
-  // that is begun from now on can write to it.
+  // A copy that is listed, or will be in the next step, holds its source, but reads it before any
+  // forward that is begun from now on can write to it.
   const auto discount = [&](std::span<const PendingCopy> copies) {
-    for (const PendingCopy& copy : copies) references -= copy.leaf == leaf && copy.src == block ? 1 : 0;
+    for (const PendingCopy& copy : copies)
+      references -= copy.leaf == leaf && copy.src == block ? 1 : 0;
   };
   discount(pending_copies_);
-  for (std::uint64_t step = first_step_; step < next_step_; ++step) discount(steps_[step % steps_.size()].held_copies);
+  for (std::uint64_t step = first_step_; step < next_step_; ++step)
+    discount(steps_[step % steps_.size()].held_copies);
   return references > 1;
 }
 
@@ -144,19 +151,22 @@ bool BlockManager::Impl::shared_state(const Request& r, const LeafInfo& leaf) co
   return live != null_block && shared(leaf.id, live);
 }
 
-bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord& record, std::string& why) {
+bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord& record,
+                               std::string& why) {
   const std::uint32_t n = r.planned;
   const std::uint32_t end = n + new_tokens;
 
   // What the tokens cannot do without.
   demand_.clear();
   std::size_t total = 0;
-  const auto want = [&](const LeafInfo& info, std::uint64_t blocks, Fate fate, std::optional<HugeBlockId> hint) {
+  const auto want = [&](const LeafInfo& info, std::uint64_t blocks, Fate fate,
+                        std::optional<HugeBlockId> hint) {
     if (blocks == 0) return;
     demand_.push_back({info.id, blocks, caching_ ? fate : Fate::request, hint});
     total += blocks;
   };
-  const auto must_copy = [&](const LeafInfo& info, const Row& row) {  // the page that token n goes into
+  const auto must_copy = [&](const LeafInfo& info,
+                             const Row& row) {  // the page that token n goes into
     if (n % info.tokens_per_page == 0) return false;
     const BlockId block = row.slots[n / info.tokens_per_page];
     return block == null_block || pool_->committed(info.id, block) || shared(info.id, block);
@@ -171,9 +181,11 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
   for (const std::uint32_t leaf : states_) {
     const LeafInfo& info = info_[leaf];
     State& state = r.states[info.kind_index];
-    want(info, state.lacks(info.leaf->rollback()) + (shared_state(r, info) ? 1 : 0), Fate::request, {});
+    want(info, state.lacks(info.leaf->rollback()) + (shared_state(r, info) ? 1 : 0), Fate::request,
+         {});
   }
-  for (const std::uint32_t leaf : scratch_) want(info_[leaf], r.scratch[info_[leaf].kind_index] ? 0 : 1, Fate::request, {});
+  for (const std::uint32_t leaf : scratch_)
+    want(info_[leaf], r.scratch[info_[leaf].kind_index] ? 0 : 1, Fate::request, {});
 
   drawn_.assign(total, null_block);
   if (total > 0) {
@@ -190,7 +202,8 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
       std::size_t fewer = total;
       for (std::size_t i = state_demand; i < demand_.size(); ++i) {
         const LeafInfo& info = info_[demand_[i].leaf.value()];
-        if (info.writing == Writing::in_place && r.states[info.kind_index].read && demand_[i].blocks > 0) {
+        if (info.writing == Writing::in_place && r.states[info.kind_index].read &&
+            demand_[i].blocks > 0) {
           --demand_[i].blocks;
           --fewer;
         }
@@ -202,13 +215,15 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
     }
     if (!got) {
       for (const BlockPool::Demand& d : demand_) {
-        why += fmt::format("{}{} of '{}'", why.empty() ? "wants " : ", ", d.blocks, info_[d.leaf.value()].leaf->leaf_id());
+        why += fmt::format("{}{} of '{}'", why.empty() ? "wants " : ", ", d.blocks,
+                           info_[d.leaf.value()].leaf->leaf_id());
       }
       std::fill(wanted_.begin(), wanted_.end(), 0);
       for (const BlockPool::Demand& d : demand_) wanted_[d.leaf.value()] += d.blocks;
       const BlockPool::Verdict verdict = pool_->judge(wanted_);
-      why = fmt::format("request {} at {} tokens, {} more: {}: {} huge blocks, {} are empty or idle", r.id.value(), n,
-                        new_tokens, why, verdict.huge_needed, verdict.huge_left);
+      why =
+          fmt::format("request {} at {} tokens, {} more: {}: {} huge blocks, {} are empty or idle",
+                      r.id.value(), n, new_tokens, why, verdict.huge_needed, verdict.huge_left);
       if (!guaranteed_.empty()) form_promises();
       return false;
     }
@@ -216,10 +231,11 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
 
   // It fits: from here on nothing fails.
   std::size_t next = 0;
-  const auto take = [&](const LeafInfo& info) {  // states are cleared or copied to, whoever wrote them
-    last_writer_->draw(info.id, drawn_[next]);
-    return drawn_[next++];
-  };
+  const auto take =
+      [&](const LeafInfo& info) {  // states are cleared or copied to, whoever wrote them
+        last_writer_->draw(info.id, drawn_[next]);
+        return drawn_[next++];
+      };
   StepRecord::Entry entry{&r, r.id, n, new_tokens, r.known(), false};
   for (const std::uint32_t leaf : text_) {
     const LeafInfo& info = info_[leaf];
@@ -261,8 +277,8 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
         if (block == null_block) block = take(info);
       }
     } else if (shared_state(r, info)) {
-      // It was filed as a checkpoint when it settled, and somebody resumed from it since: it stays as it is,
-      // even where the cache was reset meanwhile.
+      // It was filed as a checkpoint when it settled, and somebody resumed from it since: it stays
+      // as it is, even where the cache was reset meanwhile.
       const BlockId old = state.at(n);
       state.at(n) = take(info);
       if (state.fresh) {
@@ -275,7 +291,8 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
     if (state.read) {
       add_source(record, r, info, *state.read, was_live);
       state.read.reset();
-      if (info.leaf->state_kernel() == StateKernel::in_place) add_copy(record, info.id, *state.source, state.at(end));
+      if (info.leaf->state_kernel() == StateKernel::in_place)
+        add_copy(record, info.id, *state.source, state.at(end));
     } else if (state.fresh) {
       record.step.zero_fills.push_back({info.id, state.at(n)});
       if (state.at(end) != state.at(n) && info.leaf->state_kernel() == StateKernel::in_place) {
@@ -292,7 +309,8 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
     auto& block = r.scratch[info_[leaf].kind_index];
     if (block) continue;
     block = drawn_[next++];
-    if (last_writer_->draw(LeafId{leaf}, *block)) record.step.zero_fills.push_back({LeafId{leaf}, *block});
+    if (last_writer_->draw(LeafId{leaf}, *block))
+      record.step.zero_fills.push_back({LeafId{leaf}, *block});
   }
   r.planned = end;
   ++r.in_flight;
@@ -346,14 +364,15 @@ void BlockManager::Impl::free_leaving(Request& r) {
       }
       pool_->free(info.id, block);
     }
-    row.leaving.erase(row.leaving.begin(), row.leaving.begin() + static_cast<std::ptrdiff_t>(count));
+    row.leaving.erase(row.leaving.begin(),
+                      row.leaving.begin() + static_cast<std::ptrdiff_t>(count));
     row.leaving_first += static_cast<std::uint32_t>(count);
   }
 }
 
 void BlockManager::Impl::due_checkpoint(Request& r, StepRecord& record, StepRecord::Entry& entry) {
-  // The state after `begin` tokens is about to be overwritten. Where a kept boundary lies there, keep a
-  // copy (in_place), or leave the block and write to another one (in_out).
+  // The state after `begin` tokens is about to be overwritten. Where a kept boundary lies there,
+  // keep a copy (in_place), or leave the block and write to another one (in_out).
   if (!caching_ || !r.publish) return;
   const std::uint32_t n = entry.begin;
   const std::uint32_t end = n + entry.count;
@@ -365,13 +384,28 @@ void BlockManager::Impl::due_checkpoint(Request& r, StepRecord& record, StepReco
     const State& state = r.states[info.kind_index];
     if (!info.tree) continue;
     if (state.source && state.source_step == record.step.id.value()) return;  // resumed just there
-    const bool apart = info.leaf->state_kernel() == StateKernel::in_out && info.leaf->rollback() == 0;
+    const bool apart =
+        info.leaf->state_kernel() == StateKernel::in_out && info.leaf->rollback() == 0;
     const bool ends_kept = apart && kept_boundary(r, end);
-    filed = filed || pool_->committed(info.id, r.states[info.kind_index].ring[n % state.ring.size()]);
-    if (due || ends_kept) demand_.push_back({info.id, 1, apart && !ends_kept ? Fate::request : Fate::cache, {}});
+    filed =
+        filed || pool_->committed(info.id, r.states[info.kind_index].ring[n % state.ring.size()]);
+    if (due || ends_kept)
+      demand_.push_back({info.id, 1, apart && !ends_kept ? Fate::request : Fate::cache, {}});
   }
+  const auto forget_filed = [&] {
+    for (const std::uint32_t leaf : states_) {
+      const LeafInfo& info = info_[leaf];
+      if (!info.tree) continue;
+      const auto key = pool_->key(info.id, r.states[info.kind_index].at(n));
+      if (key)
+        forget(leaf, SegmentId{static_cast<std::uint32_t>(key->high)},
+               static_cast<std::uint32_t>(key->low));
+    }
+  };
+  if (filed && !due) forget_filed();  // no longer the last boundary, and about to be overwritten
   if (demand_.empty()) return;
-  if (due && !filed && n <= r.committed * options_.page_tokens) {  // it is in the tree already: a twin
+  if (due && !filed &&
+      n <= r.committed * options_.page_tokens) {  // it is in the tree already: a twin
     const std::uint32_t page = n / options_.page_tokens - 1;
     const SegmentId segment = tree_->segment_of(r.cursor, page);
     for (const std::uint32_t leaf : states_) {
@@ -382,16 +416,11 @@ void BlockManager::Impl::due_checkpoint(Request& r, StepRecord& record, StepReco
   const bool got = pool_->allocate_all(demand_, drawn_);
   if (!got) {
     if (due) ++counters_.checkpoints_skipped;
-    if (!filed) return;
-    for (const std::uint32_t leaf : states_) {  // it must give way: the step overwrites it
-      const LeafInfo& info = info_[leaf];
-      if (!info.tree) continue;
-      const auto key = pool_->key(info.id, r.states[info.kind_index].at(n));
-      if (key) forget(leaf, SegmentId{static_cast<std::uint32_t>(key->high)}, static_cast<std::uint32_t>(key->low));
-    }
+    if (filed && due) forget_filed();  // it must give way: the step overwrites it
     return;
   }
-  PendingCheckpoint pending{n, record.step.id.value(), std::vector<BlockId>(states_.size(), null_block)};
+  PendingCheckpoint pending{n, record.step.id.value(),
+                            std::vector<BlockId>(states_.size(), null_block)};
   bool pend = false;
   std::size_t next = 0;
   for (const std::uint32_t leaf : states_) {
@@ -400,12 +429,14 @@ void BlockManager::Impl::due_checkpoint(Request& r, StepRecord& record, StepReco
     if (!info.tree || next == demand_.size() || demand_[next].leaf != info.id) continue;
     const BlockId block = drawn_[next++];
     last_writer_->draw(info.id, block);
-    const bool apart = info.leaf->state_kernel() == StateKernel::in_out && info.leaf->rollback() == 0;
+    const bool apart =
+        info.leaf->state_kernel() == StateKernel::in_out && info.leaf->rollback() == 0;
     BlockId& live = state.at(n);
     if (apart) {
       const BlockId old = live;
       live = block;
-      if (entry.cleared_state) {  // nothing to read yet: the cleared block goes back, the new one is cleared
+      if (entry.cleared_state) {  // nothing to read yet: the cleared block goes back, the new one
+                                  // is cleared
         for (ZeroFill& fill : record.step.zero_fills) {
           if (fill.leaf == info.id && fill.block == old) fill.block = block;
         }
@@ -420,8 +451,10 @@ void BlockManager::Impl::due_checkpoint(Request& r, StepRecord& record, StepReco
       }
     } else if (due) {
       add_copy(record, info.id, live, block);
-      if (const auto key = pool_->key(info.id, live)) {  // the copy is filed when the step has settled
-        forget(leaf, SegmentId{static_cast<std::uint32_t>(key->high)}, static_cast<std::uint32_t>(key->low));
+      if (const auto key =
+              pool_->key(info.id, live)) {  // the copy is filed when the step has settled
+        forget(leaf, SegmentId{static_cast<std::uint32_t>(key->high)},
+               static_cast<std::uint32_t>(key->low));
       }
       pending.blocks[info.kind_index] = block;
       pend = true;
@@ -430,38 +463,46 @@ void BlockManager::Impl::due_checkpoint(Request& r, StepRecord& record, StepReco
   if (pend) r.unfiled.push_back(std::move(pending));
 }
 
-// ---- settle ----------------------------------------------------------------------------------------
+// ---- settle
+// ----------------------------------------------------------------------------------------
 
 void BlockManager::Impl::settle(StepId step, std::span<const Kept> kept) {
   if (step.value() != first_step_ || record_of(step.value()) == nullptr) {
     throw StepError(fmt::format("step {} cannot settle: {}", step.value(),
-                                first_step_ == next_step_ ? "no step is in flight"
-                                                          : fmt::format("step {} is the oldest in flight", first_step_)));
+                                first_step_ == next_step_
+                                    ? "no step is in flight"
+                                    : fmt::format("step {} is the oldest in flight", first_step_)));
   }
   StepRecord& record = *record_of(step.value());
   for (const Kept& keep : kept) {
-    const auto entry = std::find_if(record.entries.begin(), record.entries.end(),
-                                    [&](const StepRecord::Entry& e) { return e.id == keep.request; });
+    const auto entry =
+        std::find_if(record.entries.begin(), record.entries.end(),
+                     [&](const StepRecord::Entry& e) { return e.id == keep.request; });
     if (entry == record.entries.end()) {
-      throw RequestError(fmt::format("request {} is not in step {}", keep.request.value(), step.value()));
+      throw RequestError(
+          fmt::format("request {} is not in step {}", keep.request.value(), step.value()));
     }
     if (keep.tokens > entry->count) {
-      throw RequestError(fmt::format("request {} planned {} tokens in step {}; {} cannot stand", keep.request.value(),
-                                     entry->count, step.value(), keep.tokens));
+      throw RequestError(fmt::format("request {} planned {} tokens in step {}; {} cannot stand",
+                                     keep.request.value(), entry->count, step.value(),
+                                     keep.tokens));
     }
     if (entry->request == nullptr || keep.tokens == entry->count) continue;
     const Request& r = *entry->request;
     if (r.in_flight > 1) {
-      throw RequestError(fmt::format("request {} is in a later step too, planned behind tokens that were rejected; abandon that step first",
-                                     keep.request.value()));
+      throw RequestError(
+          fmt::format("request {} is in a later step too, planned behind tokens that were "
+                      "rejected; abandon that step first",
+                      keep.request.value()));
     }
     const std::uint32_t length = entry->begin + keep.tokens;
     for (const std::uint32_t leaf : states_) {
       if (length < r.states[info_[leaf].kind_index].valid_from) {
         throw RequestError(fmt::format(
-            "request {}: leaf '{}' keeps states back to {} tokens; {} cannot be gone back to (rollback {})",
-            keep.request.value(), info_[leaf].leaf->leaf_id(), r.states[info_[leaf].kind_index].valid_from, length,
-            info_[leaf].leaf->rollback()));
+            "request {}: leaf '{}' keeps states back to {} tokens; {} cannot be gone back to "
+            "(rollback {})",
+            keep.request.value(), info_[leaf].leaf->leaf_id(),
+            r.states[info_[leaf].kind_index].valid_from, length, info_[leaf].leaf->rollback()));
       }
     }
   }
@@ -519,8 +560,9 @@ void BlockManager::Impl::file_live_state(Request& r) {
     State& state = r.states[info.kind_index];
     if (!info.tree) continue;
     if (state.ring.empty() || state.read || info.leaf->rollback() > 0) return;
-    if (std::any_of(pending_copies_.begin(), pending_copies_.end(),
-                    [&](const PendingCopy& copy) { return copy.leaf == info.id && copy.dst == state.at(n); })) {
+    if (std::any_of(pending_copies_.begin(), pending_copies_.end(), [&](const PendingCopy& copy) {
+          return copy.leaf == info.id && copy.dst == state.at(n);
+        })) {
       return;  // a fork's, and not written yet
     }
     file_scratch_[info.kind_index] = state.at(n);
@@ -559,17 +601,23 @@ void BlockManager::Impl::drop_unfiled(Request& r, Which&& which, GiveBack&& give
   std::erase_if(r.unfiled, which);
 }
 
-// ---- abandon ---------------------------------------------------------------------------------------
+// ---- abandon
+// ---------------------------------------------------------------------------------------
 
-std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(StepId step, DeviceWork work) {
+std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(StepId step,
+                                                                             DeviceWork work) {
   if (record_of(step.value()) == nullptr) {
-    throw StepError(fmt::format("step {} is not in flight; {}", step.value(),
-                                first_step_ == next_step_ ? "no step is" : fmt::format("steps {} to {} are", first_step_, next_step_ - 1)));
+    throw StepError(
+        fmt::format("step {} is not in flight; {}", step.value(),
+                    first_step_ == next_step_
+                        ? "no step is"
+                        : fmt::format("steps {} to {} are", first_step_, next_step_ - 1)));
   }
   // Requests that go back, and how far they had been planned.
   std::vector<std::pair<Request*, std::uint32_t>> touched;
   const auto touch = [&](Request& r) {
-    const auto it = std::find_if(touched.begin(), touched.end(), [&](const auto& t) { return t.first == &r; });
+    const auto it =
+        std::find_if(touched.begin(), touched.end(), [&](const auto& t) { return t.first == &r; });
     return it != touched.end() ? it->second : touched.emplace_back(&r, r.planned).second;
   };
   std::vector<std::pair<LeafId, BlockId>> spoilt;  // states that a failed step has overwritten
@@ -585,16 +633,18 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
       r.last_step = step.value() - 1;
       // Checkpoints that this step was to make: nobody else has used their blocks.
       drop_unfiled(
-          r, [&](const PendingCheckpoint& pending) { return pending.step == record.step.id.value(); },
+          r,
+          [&](const PendingCheckpoint& pending) { return pending.step == record.step.id.value(); },
           [&](LeafId leaf, BlockId block) { pool_->free(leaf, block); });
       unslide(r, n);
       cut_rows(r, n);
       for (const std::uint32_t leaf : states_) {
         const LeafInfo& info = info_[leaf];
         State& state = r.states[info.kind_index];
-        if (std::any_of(record.sources.begin(), record.sources.end(), [&](const StepRecord::Source& source) {
-              return source.request == &r && source.leaf == info.id;
-            })) {
+        if (std::any_of(record.sources.begin(), record.sources.end(),
+                        [&](const StepRecord::Source& source) {
+                          return source.request == &r && source.leaf == info.id;
+                        })) {
           continue;  // taken back below
         }
         if (entry->cleared_state) {
@@ -604,18 +654,25 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
         } else {
           // The state after n tokens lies in the ring still, unless the steps went once around it.
           const auto size = static_cast<std::uint32_t>(state.ring.size());
-          for (std::uint32_t m = n + 1; m <= top && m <= n + size; ++m) spoilt.emplace_back(info.id, state.at(m));
+          for (std::uint32_t m = n + 1; m <= top && m <= n + size; ++m)
+            spoilt.emplace_back(info.id, state.at(m));
           state.valid_from = top - n < size ? n : n + 1;
         }
       }
       take_back_sources(record, r, n);
     }
-    for (const StepRecord::Source& source : record.sources) record.returning.emplace_back(source.leaf, source.block);
+    for (const StepRecord::Source& source : record.sources)
+      record.returning.emplace_back(source.leaf, source.block);
     record.sources.clear();  // of released requests
     // Copies and clears must be listed again, the oldest first, where their targets are still held.
-    pending_copies_.insert(pending_copies_.begin(), record.held_copies.begin(), record.held_copies.end());
+    pending_copies_.insert(pending_copies_.begin(), record.held_copies.begin(),
+                           record.held_copies.end());
     record.held_copies.clear();
     fills.insert(fills.end(), record.step.zero_fills.begin(), record.step.zero_fills.end());
+    // Of requests released meanwhile: these may be states that the step has overwritten.
+    for (const auto& returned : record.returning) {
+      if (info_[returned.first.value()].writing == Writing::in_place) spoilt.push_back(returned);
+    }
     --next_step_;
     for (const auto& [leaf, block] : record.returning) {  // the step before may use them too
       if (next_step_ > first_step_) {
@@ -628,7 +685,8 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
   }
   for (std::size_t i = 0; i < pending_copies_.size();) {
     const PendingCopy copy = pending_copies_[i];
-    const bool bad = std::find(spoilt.begin(), spoilt.end(), std::pair(copy.leaf, copy.src)) != spoilt.end();
+    const bool bad =
+        std::find(spoilt.begin(), spoilt.end(), std::pair(copy.leaf, copy.src)) != spoilt.end();
     if (!bad && held(copy.leaf, copy.dst)) {
       ++i;
       continue;
@@ -654,7 +712,8 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
     if (writing == Writing::in_place) continue;  // cleared whenever they start anew
     if (!held(fill.leaf, fill.block)) {
       last_writer_->forget(fill.leaf, fill.block);
-    } else if (std::find(pending_fills_.begin(), pending_fills_.end(), fill) == pending_fills_.end()) {
+    } else if (std::find(pending_fills_.begin(), pending_fills_.end(), fill) ==
+               pending_fills_.end()) {
       pending_fills_.push_back(fill);
     }
   }
@@ -665,7 +724,8 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
     });
     if (lost) {
       back_to(*r, deepest_return(*r, r->planned));
-      for (std::uint64_t earlier = first_step_; earlier < next_step_; ++earlier) {  // they count up to there
+      for (std::uint64_t earlier = first_step_; earlier < next_step_;
+           ++earlier) {  // they count up to there
         for (StepRecord::Entry& entry : record_of(earlier)->entries) {
           if (entry.request != r) continue;
           const std::uint32_t end = std::min(entry.begin + entry.count, r->planned);
@@ -685,14 +745,15 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
         r->since_long = 0;
       }
     }
-    if (r->planned < r->prompt && std::find(prompts_.begin(), prompts_.end(), r) == prompts_.end()) prompts_.push_back(r);
+    if (r->planned < r->prompt && std::find(prompts_.begin(), prompts_.end(), r) == prompts_.end())
+      prompts_.push_back(r);
     lengths.emplace_back(r->id, r->planned);
   }
   std::sort(lengths.begin(), lengths.end());
   if (!guaranteed_.empty()) {
     form_promises();
-    // A request that went back behind pages that it shares needs more than it was promised; nobody else's
-    // promise may suffer for it.
+    // A request that went back behind pages that it shares needs more than it was promised; nobody
+    // else's promise may suffer for it.
     for (const auto& [r, top] : touched) {
       if (!r->guarantee || pool_->judge({}).fits) continue;
       r->guarantee.reset();
@@ -723,8 +784,9 @@ bool BlockManager::Impl::held(LeafId leaf, BlockId block) const {
         break;
     }
   }
-  return std::any_of(pending_copies_.begin(), pending_copies_.end(),
-                     [&](const PendingCopy& copy) { return copy.leaf == leaf && copy.src == block; });
+  return std::any_of(pending_copies_.begin(), pending_copies_.end(), [&](const PendingCopy& copy) {
+    return copy.leaf == leaf && copy.src == block;
+  });
 }
 
 void BlockManager::Impl::unslide(Request& r, std::uint32_t tokens) {
@@ -742,7 +804,8 @@ void BlockManager::Impl::unslide(Request& r, std::uint32_t tokens) {
   }
 }
 
-std::optional<BlockId> BlockManager::Impl::checkpoint_at(const Request& r, const LeafInfo& leaf, std::uint32_t tokens) const {
+std::optional<BlockId> BlockManager::Impl::checkpoint_at(const Request& r, const LeafInfo& leaf,
+                                                         std::uint32_t tokens) const {
   if (!caching_ || !r.publish || !leaf.tree || tokens == 0 || tokens % unit_ != 0) return {};
   if (tokens > std::uint64_t{r.committed} * options_.page_tokens) return {};
   const std::uint32_t page = tokens / options_.page_tokens - 1;
@@ -765,16 +828,18 @@ bool BlockManager::Impl::can_go_back(const Request& r, std::uint32_t tokens) con
   for (const std::uint32_t leaf : states_) {
     const LeafInfo& info = info_[leaf];
     const State& state = r.states[info.kind_index];
-    const bool in_ring = !state.ring.empty() && tokens >= state.valid_from && tokens <= r.planned && !state.read;
-    if (!in_ring && !(state.read && tokens == r.planned) && !checkpoint_at(r, info, tokens)) return false;
+    const bool in_ring =
+        !state.ring.empty() && tokens >= state.valid_from && tokens <= r.planned && !state.read;
+    if (!in_ring && !(state.read && tokens == r.planned) && !checkpoint_at(r, info, tokens))
+      return false;
   }
   return true;
 }
 
 std::uint32_t BlockManager::Impl::deepest_return(const Request& r, std::uint32_t at_most) const {
   if (can_go_back(r, at_most)) return at_most;
-  // Lengths that a ring still holds, then boundaries: nowhere else is there a state. Without states a row
-  // that has slid too far for one length has for all shorter ones, but for 0.
+  // Lengths that a ring still holds, then boundaries: nowhere else is there a state. Without states
+  // a row that has slid too far for one length has for all shorter ones, but for 0.
   for (std::uint32_t n = at_most; n > 0 && at_most - n <= 64; --n) {
     if (can_go_back(r, n)) return n;
   }
@@ -792,7 +857,8 @@ void BlockManager::Impl::back_to(Request& r, std::uint32_t tokens) {
       pool_->free(info.id, *state.read);
       state.read.reset();
     }
-    const bool in_ring = !state.ring.empty() && tokens >= state.valid_from && tokens <= r.planned && tokens > 0;
+    const bool in_ring =
+        !state.ring.empty() && tokens >= state.valid_from && tokens <= r.planned && tokens > 0;
     if (tokens == 0) {
       state.fresh = true;
     } else if (!in_ring && !state.read) {
@@ -824,12 +890,14 @@ void BlockManager::Impl::back_to(Request& r, std::uint32_t tokens) {
   const std::uint32_t pages = tokens / options_.page_tokens;
   if (caching_ && r.publish && r.committed > pages) {
     SegmentId segment = r.cursor.segment;
-    while (!tree_->is_root(segment) && tree_->first_page(segment) >= pages) segment = *tree_->parent(segment);
+    while (!tree_->is_root(segment) && tree_->first_page(segment) >= pages)
+      segment = *tree_->parent(segment);
     move_cursor(r, {segment, pages});
     r.committed = pages;
     r.ahead_committed = std::min(r.ahead_committed, pages);
   }
-  std::erase_if(r.kept, [&](std::uint32_t boundary) { return boundary > tokens && boundary > r.prompt; });
+  std::erase_if(r.kept,
+                [&](std::uint32_t boundary) { return boundary > tokens && boundary > r.prompt; });
   if (r.rolling > tokens) r.rolling = 0;
 }
 

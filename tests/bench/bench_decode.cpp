@@ -1,0 +1,122 @@
+// Workload "decode": 256 requests, one token each, by StepPlanner: reserve, tables, slot mappings,
+// lengths. Per request and leaf, at three lengths: the cost must not grow with them.
+//
+// The floor writes one entry per row and leaf of tables that large.
+#include <benchmark/benchmark.h>
+#include <fmt/format.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "bench/bench.h"
+#include "kvleaf/group/group.h"
+
+namespace {
+
+using namespace kvleaf;
+
+constexpr std::uint32_t batch = 256;
+constexpr std::uint32_t page = 16;
+constexpr std::uint32_t leaves = 2;
+
+struct Server {
+  explicit Server(std::uint32_t length, bool aligned) {
+    AttentionOptions attention{.layers = 1, .kv_heads = 1, .head_dim = 8, .tokens_per_page = page};
+    Leaves kinds = {
+        std::make_shared<FullAttentionLeaf>("full", attention),
+        std::make_shared<SlidingWindowLeaf>("window", WindowOptions{.window = 1024}, attention)};
+    ManagerOptions options;
+    options.max_len = length + 4096;
+    options.max_steps_in_flight = 2;
+    const std::uint64_t slots = options.max_len / page + 1;
+    const std::uint64_t blocks = batch * (2 * slots + 640);
+    options.geometry = Geometry::by_hand(page_specs(kinds, page, length),
+                                         {.huge_bytes = kinds[0]->bytes_per_page() * 16,
+                                          .huge_blocks = blocks / 16,
+                                          .ratios = {16, 16}});
+    manager = std::make_unique<BlockManager>(kinds, options);
+    planner = std::make_unique<StepPlanner>(
+        *manager, PlannerOptions{.max_batch = batch, .max_step_tokens = 8192});
+    for (std::uint32_t i = 0; i < batch; ++i) {
+      // Lengths spread over the page, or all at the same place in it.
+      const std::uint32_t tokens = length - (aligned ? 0 : i % page);
+      std::vector<Token> prompt(tokens, static_cast<Token>(i));
+      manager->admit(RequestId{i}, prompt);
+      for (std::uint32_t at = 0; at < tokens; at += 8192) {
+        const StepRequest row{RequestId{i}, std::min(8192u, tokens - at)};
+        const Step& step = manager->begin_step({&row, 1});
+        if (!step.refused.empty()) throw std::logic_error(step.refused.front().why);
+        manager->settle(step.id);
+      }
+      rows.push_back({RequestId{i}, 1});
+    }
+  }
+  void step() {
+    const StepPlan& plan = planner->plan(rows);
+    if (!plan.refused().empty()) throw std::logic_error(plan.refused().front().why);
+    last = plan.step();
+  }
+  void settle() {
+    planner->settle(*last);
+    for (std::uint32_t i = 0; i < batch; ++i) {
+      const Token token = static_cast<Token>(i);
+      manager->append(RequestId{i}, {&token, 1});
+    }
+  }
+  std::unique_ptr<BlockManager> manager;
+  std::unique_ptr<StepPlanner> planner;
+  std::vector<StepRequest> rows;
+  std::optional<StepId> last;
+};
+
+void add(bench::Suite& suite, std::uint32_t length, bool aligned) {
+  const auto columns = length / page + 256;
+  suite.add(
+      {.name = fmt::format("full and window, B=256, L={}{}", length,
+                           aligned ? ", every row crosses a page" : ""),
+       .metric = "plan_ns_per_request_and_leaf",
+       .iterations = aligned ? 60 : 600,
+       .items = batch * leaves},
+      [=](benchmark::State& state) {
+        Server server(length, aligned);
+        for (int i = 0; i < 16; ++i) {
+          server.step();
+          server.settle();
+        }
+        for (auto _ : state) {
+          if (aligned) {  // time only the step in which every row draws a page
+            state.PauseTiming();
+            for (std::uint32_t i = 1; i < page; ++i) {
+              server.step();
+              server.settle();
+            }
+            state.ResumeTiming();
+          }
+          server.step();
+          state.PauseTiming();
+          server.settle();
+          state.ResumeTiming();
+        }
+      },
+      [=](benchmark::State& state) {
+        std::vector<std::int32_t> table(std::size_t{batch} * columns * leaves);
+        std::uint32_t column = 0;
+        for (auto _ : state) {
+          for (std::uint32_t row = 0; row < batch * leaves; ++row)
+            table[std::size_t{row} * columns + column] = static_cast<std::int32_t>(row);
+          column = (column + 1) % columns;
+          benchmark::ClobberMemory();
+        }
+      });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bench::Suite suite("decode", argc, argv);
+  for (const std::uint32_t length : {1024u, 8192u, 131072u}) add(suite, length, false);
+  add(suite, 8192, true);
+  return suite.run();
+}
