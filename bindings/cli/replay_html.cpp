@@ -49,7 +49,7 @@ std::vector<double> round_marks(double end, int wanted) {
 
 std::string short_number(double value) {
   if (value >= 1e6) return fmt::format("{:g}M", value / 1e6);
-  if (value >= 1e4) return fmt::format("{:g}k", value / 1e3);
+  if (value >= 1e3) return fmt::format("{:g}k", value / 1e3);
   return fmt::format("{:g}", value);
 }
 
@@ -233,10 +233,10 @@ std::string hit_chart(const Replay& replay) {
   const auto colour = [](std::size_t i) {
     return fmt::format("stroke:{0};background:{0};", colours[i]);
   };
-  chart.line(lately, colour(0) + "stroke-width:1;opacity:.55", "lately");
+  chart.line(lately, colour(0) + "stroke-width:1;opacity:.8", "lately");
   chart.line(so_far, colour(1) + "stroke-width:2", "since the start");
   return fmt::format(
-      "<div class=\"legend\"><span><i style=\"{}opacity:.55\"></i>lately (1/64 of the "
+      "<div class=\"legend\"><span><i style=\"{}opacity:.8\"></i>lately (1/64 of the "
       "run)</span><span><i "
       "style=\"{}\"></i>since the start</span></div>\n{}",
       colour(0), colour(1), chart.finish());

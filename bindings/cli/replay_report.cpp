@@ -17,7 +17,11 @@ namespace {
 
 using nlohmann::json;
 
-double rounded(double value, double unit) { return std::round(value / unit) * unit; }
+/// With so many decimals.
+double rounded(double value, int decimals) {
+  const double scale = std::pow(10, decimals);
+  return std::round(value * scale) / scale;
+}
 
 json to_json(const LeafBytes& bytes) {
   return {{"live", std::llround(bytes.live)},
@@ -124,20 +128,20 @@ json to_json(const Replay& replay, const ReplaySubject& subject) {
       {"requests", replay.requests.size()},
       {"prompt_tokens", replay.prompt_tokens},
       {"hit_tokens", replay.hit_tokens},
-      {"hit_pct", rounded(replay.hit_pct(), 1e-6)},
+      {"hit_pct", rounded(replay.hit_pct(), 6)},
       {"computed_tokens", replay.computed_tokens},
       {"refused", replay.refused},
       {"growth_refused", replay.growth_refused},
       {"preemptions", replay.preemptions},
-      {"us_per_request", rounded(replay.us_per_request(), 1e-3)},
+      {"us_per_request", rounded(replay.us_per_request(), 3)},
       {"peak_bytes", std::llround(replay.peak_bytes)},
       {"mean_bytes", std::llround(replay.mean_bytes)},
-      {"wall_seconds", rounded(replay.wall_seconds, 1e-6)},
+      {"wall_seconds", rounded(replay.wall_seconds, 6)},
       {"step_us",
        {{"count", replay.step_us.size()},
-        {"median", rounded(replay.step_quantile(0.5), 1e-3)},
-        {"p99", rounded(replay.step_quantile(0.99), 1e-3)},
-        {"max", rounded(replay.step_quantile(1), 1e-3)}}},
+        {"median", rounded(replay.step_quantile(0.5), 3)},
+        {"p99", rounded(replay.step_quantile(0.99), 3)},
+        {"max", rounded(replay.step_quantile(1), 3)}}},
   };
   report["refusals"] = json::array();
   for (const RefusalReport& refusal : replay.refusals) {

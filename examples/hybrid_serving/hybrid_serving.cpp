@@ -189,13 +189,13 @@ int main() {
                                       .page_tokens = page_tokens,
                                       .max_len = 1024,
                                       .max_step_tokens = chunk_tokens});
-  StepPlanner planner(manager, {.max_batch = 4, .max_step_tokens = 4 * chunk_tokens});
+  StepPlanner planner(manager, {.max_batch = 3, .max_step_tokens = 3 * chunk_tokens});
   ToyModel model(manager.geometry());
 
   std::vector<Token> system(200);  // what all chats begin with
   std::iota(system.begin(), system.end(), 100);
   std::vector<Chat> chats;
-  for (std::uint32_t i = 0; i < 6; ++i) {
+  for (std::uint32_t i = 0; i < 8; ++i) {
     chats.push_back({RequestId(i), system, 0});
   }
   bool right = true;
