@@ -457,11 +457,12 @@ void bind_manager(nb::module_& m) {
       .def(
           "begin_step",
           [](Manager& self, nb::handle batch) {
-            const std::vector<StepRequest> rows = self.batch_of(batch);
-            const Step& step = *self.alone([&] { return &self.core().begin_step(rows); });
+            const Manager::Batch asked = self.batch_of(batch);
+            const Step& step = *self.alone([&] { return &self.core().begin_step(asked.rows); });
             nb::dict refused = self.refusals_of(step.refused);
-            return PythonStep{step.id.value(), self.began(step.id, step.served), std::move(refused),
-                              self.copies_of(step.copies), self.fills_of(step.zero_fills)};
+            return PythonStep{step.id.value(), self.began(step.id, step.served, asked),
+                              std::move(refused), self.copies_of(step.copies),
+                              self.fills_of(step.zero_fills)};
           },
           "batch"_a,
           nb::sig("def begin_step(self, batch: "

@@ -45,7 +45,7 @@ class Planner {
 /// set, which a later plan takes over.
 class Plan {
  public:
-  Plan(nb::object planner, const StepPlan& plan)
+  Plan(nb::object planner, const StepPlan& plan, const Manager::Batch& asked)
       : step(plan.step().value()),
         batch(plan.batch()),
         num_tokens(plan.num_tokens()),
@@ -53,7 +53,7 @@ class Plan {
         core_(plan) {
     Manager& manager = names();
     refused = manager.refusals_of(plan.refused());
-    rows = manager.began(plan.step(), plan.rows());
+    rows = manager.began(plan.step(), plan.rows(), asked);
     copies = manager.copies_of(plan.copies());
     zero_fills = manager.fills_of(plan.zero_fills());
   }
@@ -236,12 +236,12 @@ void bind_planner(nb::module_& m) {
           "plan",
           [](nb::handle self, nb::handle batch, const OptionalWhole& pad_to) {
             const Planner& planner = *nb::inst_ptr<Planner>(self);
-            const std::vector<StepRequest> rows = planner.manager().batch_of(batch);
+            const Manager::Batch asked = planner.manager().batch_of(batch);
             const auto padded = pad_to ? std::optional(pad_to->u32("pad_to")) : std::nullopt;
             const StagingOwner owner(self);
             const StepPlan& plan =
-                *planner.manager().alone([&] { return &planner.core().plan(rows, padded); });
-            return new Plan(nb::borrow(self), plan);
+                *planner.manager().alone([&] { return &planner.core().plan(asked.rows, padded); });
+            return new Plan(nb::borrow(self), plan, asked);
           },
           "batch"_a, "pad_to"_a = nb::none(),
           nb::sig("def plan(self, batch: collections.abc.Iterable[tuple[collections.abc.Hashable, "

@@ -93,23 +93,30 @@ std::string Manager::spell(const std::string& message) const {
   return spelled;
 }
 
-std::vector<StepRequest> Manager::batch_of(nb::handle source) const {
-  std::vector<StepRequest> batch;
+Manager::Batch Manager::batch_of(nb::handle source) const {
+  Batch batch;
   for (const nb::handle row : nb::iter(source)) {
     Whole tokens;
-    if (!PySequence_Check(row.ptr()) || nb::len(row) != 2 ||
-        !Whole::read(nb::object(row[1]), tokens)) {
+    const bool pair = PyTuple_Check(row.ptr())
+                          ? PyTuple_GET_SIZE(row.ptr()) == 2
+                          : PyList_Check(row.ptr()) && PyList_GET_SIZE(row.ptr()) == 2;
+    if (!pair || !Whole::read(nb::object(row[1]), tokens)) {
       throw InvalidArgument(fmt::format("batch[{}] is {}; accepted: (request, new_tokens)",
-                                        batch.size(), nb::repr(row).c_str()));
+                                        batch.rows.size(), nb::repr(row).c_str()));
     }
-    batch.push_back({id_of(nb::object(row[0])), tokens.u32("new_tokens")});
+    batch.names.push_back(nb::object(row[0]));
+    batch.rows.push_back({id_of(batch.names.back()), tokens.u32("new_tokens")});
   }
   return batch;
 }
 
-nb::list Manager::began(StepId step, std::span<const RequestId> served) {
+nb::list Manager::began(StepId step, std::span<const RequestId> served, const Batch& batch) {
   nb::list names;
-  for (const RequestId id : served) names.append(name_of(id));
+  std::size_t row = 0;  // those served are in the order of the batch
+  for (const RequestId id : served) {
+    while (batch.rows[row].request != id) ++row;
+    names.append(batch.names[row]);
+  }
   flights_.push_back({step, {served.begin(), served.end()}, nb::list(names)});
   return names;
 }

@@ -72,11 +72,15 @@ class Manager {
   }
   void forget(nb::handle name);
 
-  /// (request, new_tokens) pairs.
-  std::vector<StepRequest> batch_of(nb::handle source) const;
+  /// (request, new_tokens) pairs, and the names in them.
+  struct Batch {
+    std::vector<StepRequest> rows;
+    std::vector<nb::object> names;
+  };
+  Batch batch_of(nb::handle source) const;
   /// A step was begun: until it is over, its requests go by their names even if they are released.
   /// Gives these names, in the order served.
-  nb::list began(StepId step, std::span<const RequestId> served);
+  nb::list began(StepId step, std::span<const RequestId> served, const Batch& batch);
   /// Settles through `of`, a manager or a planner.
   template <class Of>
   void settle(Of& of, nb::handle step, const nb::dict& kept) {

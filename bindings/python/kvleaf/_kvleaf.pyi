@@ -870,6 +870,8 @@ class Event:
     def __repr__(self) -> str: ...
 
 class GroupStats:
+    """What one group cost."""
+
     @property
     def group(self) -> str: ...
 
