@@ -351,7 +351,8 @@ class BlockPool {
             bounds_[huge]};
   }
   Rank bound_of(std::uint32_t huge) const noexcept;
-  LeastKey<Rank> least_block(std::uint32_t huge) noexcept;
+  enum class Bound : std::uint8_t { keep, raise };
+  LeastKey<Rank> least_block(std::uint32_t huge, Bound bound) noexcept;
   Worth worth_of(std::uint32_t huge) noexcept;
   void file_block(Place place, Value value) noexcept;
   void file_huge(PageClass& page_class, std::uint32_t huge) noexcept;

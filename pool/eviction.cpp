@@ -27,19 +27,22 @@ void BlockPool::tell(std::uint16_t leaf, BlockId block, PageKey key) {
   if (work_ == Work::telling) work_ = Work::ready;
 }
 
-/// The least valuable cached block of one huge block, which has one. Its bound becomes exact.
-LeastKey<Rank> BlockPool::least_block(std::uint32_t huge) noexcept {
+/// The least valuable cached block of one huge block.
+LeastKey<Rank> BlockPool::least_block(std::uint32_t huge, Bound bound) noexcept {
   const Block* blocks = blocks_of(huge);
   const auto rank_of = [&](std::uint32_t index) {
     return blocks[index].cached() ? Rank::of(blocks[index].value) : Rank();
   };
-  if (!bounds_.empty()) {
-    return block_order(huge).least(rank_of, rank_of, LowerBoundTree<Rank>::Root::exact);
-  }
   LeastKey<Rank> least{Rank(), 0};
-  for (std::uint32_t index = 0; index < max_ratio_; ++index) {
-    if (rank_of(index) < least.key) least = {rank_of(index), index};
+  if (bounds_.empty()) {
+    for (std::uint32_t index = 0; index < max_ratio_; ++index) {
+      if (rank_of(index) < least.key) least = {rank_of(index), index};
+    }
+    return least;
   }
+  LowerBoundTree<Rank> order = block_order(huge);
+  least = order.least(rank_of, rank_of, [](std::uint32_t) {});
+  if (bound == Bound::raise) order.raise_root(least.index, rank_of);
   return least;
 }
 
@@ -51,7 +54,8 @@ BlockPool::Victim BlockPool::least_cached(PageClass& page_class, HugeState state
   if (!nodes.used) return {};
   const auto member = [&](std::uint32_t huge) {
     const HugeBlock& record = huge_[huge];
-    return record.cached != 0 && record.owner == page_class.number && record.state() == state;
+    return (record.cached != 0) & (record.owner == page_class.number) &
+           ((record.live != 0) == (state == HugeState::claimed));  // no branch: searched
   };
   Place place{0, 0};
   const LeastKey<Rank> huge =
@@ -59,9 +63,12 @@ BlockPool::Victim BlockPool::least_cached(PageClass& page_class, HugeState state
           .least([&](std::uint32_t index) { return member(index) ? bound_of(index) : Rank(); },
                  [&](std::uint32_t index) {
                    if (!member(index)) return Rank();
-                   const LeastKey<Rank> block = least_block(index);
+                   const LeastKey<Rank> block = least_block(index, Bound::keep);
                    place = {index, block.index};
                    return block.key;
+                 },
+                 [&](std::uint32_t index) {
+                   if (member(index)) least_block(index, Bound::raise);
                  });
   return {huge.key, place};
 }
@@ -99,7 +106,8 @@ LeastKey<Worth> BlockPool::least_idle(PageClass& page_class) noexcept {
             const bool unsure = !worths_.empty() && huge_[huge].worth_unsure;
             return unsure ? Worth{bound_of(huge), 0} : worth_of(huge);
           },
-          [&](std::uint32_t huge) { return member(huge) ? worth_of(huge) : Worth(); });
+          [&](std::uint32_t huge) { return member(huge) ? worth_of(huge) : Worth(); },
+          [](std::uint32_t) {});  // worth_of did
 }
 
 /// Drops every commit of an idle huge block, which is empty then, and tells the owner of each.

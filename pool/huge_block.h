@@ -26,7 +26,7 @@ struct alignas(32) Block {
 
   bool is(Flag flag) const noexcept { return (flags & flag) != 0; }
   bool live() const noexcept { return references != 0; }
-  bool cached() const noexcept { return references == 0 && is(committed); }
+  bool cached() const noexcept { return (references == 0) & is(committed); }  // no branch: searched
   bool clean() const noexcept { return references == 0 && !is(committed); }
 };
 static_assert(sizeof(Block) == 32, "two to a cache line, and none across two");

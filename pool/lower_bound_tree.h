@@ -61,6 +61,10 @@ struct TreeNodes {
   explicit TreeNodes(const TreeShape& shape) : nodes(shape.nodes()), used(true) {}
   std::vector<Key> nodes;
   Key root{};
+  // Where the least was found last, and a bound of all keys outside that group of eight: the next
+  // least is mostly there too, and then nothing else is looked at.
+  std::uint32_t group = 0;
+  Key outside{};
   bool used = false;
 };
 
@@ -81,10 +85,13 @@ class LowerBoundTree {
       : shape_(shape), nodes_(nodes), root_(root) {}
 
   LowerBoundTree(const TreeShape& shape, TreeNodes<Key>& owned) noexcept
-      : LowerBoundTree(shape, owned.nodes.data(), owned.root) {}
+      : shape_(shape), nodes_(owned.nodes.data()), root_(owned.root), last_(&owned) {}
 
   /// Key `index` is now `key`, or is at least `key`. Returns whether the root fell.
   bool lower(std::uint32_t index, Key key) noexcept {
+    if (last_ != nullptr && key < last_->outside && index / fan_out != last_->group) {
+      last_->outside = key;
+    }
     for (std::uint32_t level = 0; level < shape_.levels(); ++level) {
       index /= fan_out;
       Key& node = nodes_[shape_.begin(level) + index];
@@ -96,14 +103,20 @@ class LowerBoundTree {
     return true;
   }
 
-  /// What the root is after a search: a bound still, or the least key.
-  enum class Root : std::uint8_t { bound, exact };
-
   /// The least key and its index; key == Key() if there is none. Among equals any may be named.
   ///   bound_of(index)   at most the key; Key() where there is none. Cheap.
-  ///   exact(index)      the key; afterwards bound_of gives it too
-  template <class BoundOf, class Exact>
-  LeastKey<Key> least(BoundOf&& bound_of, Exact&& exact, Root root = Root::bound) noexcept {
+  ///   exact(index)      the key
+  ///   raise(index)      makes bound_of give the key
+  template <class BoundOf, class Exact, class Raise>
+  LeastKey<Key> least(BoundOf&& bound_of, Exact&& exact, Raise&& raise) noexcept {
+    if (last_ != nullptr) {
+      Key others = last_->outside;
+      const std::uint32_t index = least_in(last_->group, shape_.size(), others, bound_of);
+      const Key key = exact(index);
+      if (!(key == Key()) && !(others < key)) return {key, index};
+      raise(index);
+      correct(last_->group, bound_of);
+    }
     for (;;) {
       // Down to the least bound. `others`: nothing off the path is below it.
       Key others;
@@ -113,14 +126,27 @@ class LowerBoundTree {
         group = least_in(group, shape_.count(level), others,
                          [&](std::uint32_t node) { return nodes[node]; });
       }
+      const Key outside = others;
       const std::uint32_t index = least_in(group, shape_.size(), others, bound_of);
       const Key key = exact(index);
       const bool found = !(others < key);
-      // A path that led to what was sought may stay as it is: it is low enough, and leads there
-      // again.
-      if (!found || root == Root::exact || key == Key()) correct(index / fan_out, bound_of);
-      if (found) return {key, index};
+      // A path that led to what was sought stays as it is: it is low enough, and leads there again.
+      if (!found || key == Key()) {
+        raise(index);
+        correct(group, bound_of);
+      }
+      if (!found) continue;
+      if (last_ != nullptr) {
+        last_->group = group;
+        last_->outside = outside;
+      }
+      return {key, index};
     }
+  }
+  /// Makes the root the least key, which is at `index`.
+  template <class BoundOf>
+  void raise_root(std::uint32_t index, BoundOf&& bound_of) noexcept {
+    correct(index / fan_out, bound_of);
   }
 
  private:
@@ -135,9 +161,10 @@ class LowerBoundTree {
     while (++index < end) {
       const Key key = key_of(index);
       const bool less = key < least;
-      others = std::min(others, less ? least : key);
+      const Key greater = less ? least : key;
       least = less ? key : least;
       best = less ? index : best;
+      others = greater < others ? greater : others;
     }
     return best;
   }
@@ -162,6 +189,7 @@ class LowerBoundTree {
   const TreeShape& shape_;
   Key* nodes_;
   Key& root_;
+  TreeNodes<Key>* last_ = nullptr;  // where to remember what was found last, if anywhere
 };
 
 }  // namespace kvleaf

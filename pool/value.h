@@ -2,7 +2,6 @@
 // block.
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <limits>
 
@@ -18,10 +17,15 @@ struct Rank {
   Value value = nothing;
 
   static constexpr Rank of(Value value) noexcept {
-    return {value == nothing ? nothing - 1 : value};
+    return {value - static_cast<Value>(value == nothing)};
   }
   constexpr bool exists() const noexcept { return value != nothing; }
-  auto operator<=>(const Rank&) const = default;
+  // Written out, and without branches where two are chosen from: a search compares eight at a time,
+  // and which is less is a surprise each time.
+  friend constexpr bool operator==(Rank a, Rank b) noexcept { return a.value == b.value; }
+  friend constexpr bool operator<(Rank a, Rank b) noexcept { return a.value < b.value; }
+  friend constexpr bool operator<=(Rank a, Rank b) noexcept { return a.value <= b.value; }
+  friend constexpr bool operator>=(Rank a, Rank b) noexcept { return a.value >= b.value; }
 };
 
 /// What an idle huge block is worth. Among equals the one with fewest cached blocks goes first.
@@ -30,7 +34,10 @@ struct Worth {
   std::uint32_t cached = std::numeric_limits<std::uint32_t>::max();
 
   constexpr bool exists() const noexcept { return best.exists(); }
-  auto operator<=>(const Worth&) const = default;
+  friend constexpr bool operator==(const Worth&, const Worth&) = default;
+  friend constexpr bool operator<(const Worth& a, const Worth& b) noexcept {
+    return (a.best < b.best) | ((a.best == b.best) & (a.cached < b.cached));
+  }
 };
 
 }  // namespace kvleaf
