@@ -98,9 +98,8 @@ class BlockPool {
   // ---- drawing -------------------------------------------------------------------------------
   /// One block, live with one reference; nothing when the joint rule refuses {leaf: 1}.
   ///   fate   see Fate; a huge block has the fate of the block that claimed it
-  ///   hint   the huge block this request last took from; useless, and ignored, unless it is
-  ///   claimed
-  ///          by the leaf's page class with the same fate and has a clean block
+  ///   hint   the huge block this request last took from. Useless, and ignored, unless the leaf's
+  ///          page class has claimed it with the same fate and it has a clean block
   /// Source: design document, "Allocation" and "Eviction".
   std::optional<BlockId> allocate(LeafId leaf, Fate fate = Fate::cache,
                                   std::optional<HugeBlockId> hint = {});
@@ -333,7 +332,6 @@ class BlockPool {
 
   // commits.cpp
   void set_value(LeafState& leaf, Place place, Value value) noexcept;
-  void touch_value(LeafState& leaf, Place place, std::optional<Value> value) noexcept;
   void require_new_key(const char* call, LeafId leaf, BlockId block, PageKey key) const;
 
   // eviction.cpp

@@ -27,18 +27,6 @@ inline void BlockPool::set_value(LeafState& leaf, Place place, Value value) noex
   }
 }
 
-inline void BlockPool::touch_value(LeafState& leaf, Place place,
-                                   std::optional<Value> value) noexcept {
-  Block& block = block_at(place);
-  if (!block.is(Block::committed)) return;
-  if (value) {
-    block.flags &= static_cast<std::uint16_t>(~Block::timed);
-    set_value(leaf, place, *value);
-  } else if (block.is(Block::timed)) {
-    set_value(leaf, place, ++clock_);
-  }
-}
-
 void BlockPool::touch(LeafId leaf, BlockId block, std::optional<Value> value) {
   touch_many(leaf, {&block, 1}, value);
 }
@@ -79,7 +67,24 @@ void BlockPool::touch_many(LeafId leaf, std::span<const BlockId> blocks,
   }
   end_run();
   if (!valued) return;
-  for (const BlockId block : blocks) touch_value(state, place_of(state, block), value);
+  std::uint32_t raised = FullestFirst::none;  // the huge block whose worth was seen to last
+  for (const BlockId block : blocks) {
+    const Place place = place_of(state, block);
+    Block& record = block_at(place);
+    if (!record.is(Block::committed)) continue;
+    if (!value) {
+      if (record.is(Block::timed)) set_value(state, place, ++clock_);
+      continue;
+    }
+    record.flags &= static_cast<std::uint16_t>(~Block::timed);
+    if (*value < record.value) {
+      set_value(state, place, *value);
+      continue;
+    }
+    record.value = *value;
+    if (place.huge != raised) raise_worth(place.huge, *value);
+    raised = place.huge;
+  }
 }
 
 std::uint32_t BlockPool::references(LeafId leaf, BlockId block) const {
