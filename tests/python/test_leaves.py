@@ -492,7 +492,9 @@ def test_a_leaf_that_forgot_to_initialise_is_no_leaf():
         def __init__(self):
             pass
 
-    with pytest.raises(TypeError):
+    with pytest.warns(RuntimeWarning, match="uninitialized"), pytest.raises(TypeError):
         Forgetful().blocks_to_reserve(1, enable_prefix_caching=False)
-    with pytest.raises((TypeError, kvleaf.InvalidArgument)):
+    with pytest.raises(kvleaf.InvalidArgument, match="Forgetful"):
         kvleaf.plan_geometry(1 << 20, [Forgetful()])
+    with pytest.raises(kvleaf.InvalidArgument, match="initialised"):
+        kvleaf.BlockManager([Forgetful()], 1 << 20, max_len=512)
