@@ -407,18 +407,31 @@ std::uint64_t BlockManager::Impl::promise_of(const Request& r, const LeafInfo& l
   return std::max(later, before_it_settles);
 }
 
-bool BlockManager::Impl::promises_fit_without(const Request& r, std::uint32_t from_tokens) {
-  if (!r.guarantee) return true;
+bool BlockManager::Impl::promises_allow_going_back(const Request& r, std::uint32_t tokens) {
+  if (guaranteed_.empty()) return true;
   std::fill(wanted_.begin(), wanted_.end(), 0);
-  for (const std::uint32_t index : text_) {
+  if (r.guarantee) {
+    for (const std::uint32_t index : text_) {
+      const LeafInfo& leaf = info_[index];
+      each_held(r, leaf, [&](std::uint32_t slot, BlockId block) {
+        const bool gone = slot >= tokens / leaf.tokens_per_page;
+        if (gone && owned(r, leaf, slot, block) && shared(leaf.id, block)) ++wanted_[index];
+      });
+    }
+  }
+  std::vector<std::pair<LeafId, BlockId>> pinned;
+  for (const std::uint32_t index : states_) {
     const LeafInfo& leaf = info_[index];
-    each_held(r, leaf, [&](std::uint32_t slot, BlockId block) {
-      const bool gone = slot >= from_tokens / leaf.tokens_per_page;
-      if (gone && owned(r, leaf, slot, block) && shared(leaf.id, block)) ++wanted_[index];
-    });
+    if (holds_state(r, leaf, tokens)) continue;
+    if (const auto checkpoint = checkpoint_at(r, leaf, tokens)) {
+      pool_->touch(leaf.id, *checkpoint);
+      pinned.emplace_back(leaf.id, *checkpoint);
+    }
   }
   form_promises();
-  return pool_->judge(wanted_).fits;
+  const bool fits = pool_->judge(wanted_).fits;
+  for (const auto& [leaf, block] : pinned) pool_->free(leaf, block);
+  return fits;
 }
 
 std::uint64_t BlockManager::Impl::lent_by_fork(const Request& r, const LeafInfo& leaf) const {

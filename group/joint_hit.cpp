@@ -4,6 +4,15 @@
 
 namespace kvleaf {
 
+std::uint64_t LeafResidency::before_run(std::uint32_t n, std::uint32_t run, std::uint32_t unit) const {
+  const std::uint64_t run_begin = std::uint64_t{run} * tokens_per_page;
+  for (std::uint64_t m = n;;) {
+    m = pattern->tail_begin(static_cast<std::uint32_t>(m)) / unit * unit;
+    if (m <= run_begin) return run_begin;
+    if (pattern->tail_begin(static_cast<std::uint32_t>(m)) == m) return m;
+  }
+}
+
 std::uint32_t LeafResidency::deepest(std::uint32_t limit, std::uint32_t unit) const {
   std::uint64_t n =
       std::min<std::uint64_t>(limit, std::uint64_t{slots} * tokens_per_page) / unit * unit;
@@ -17,7 +26,7 @@ std::uint32_t LeafResidency::deepest(std::uint32_t limit, std::uint32_t unit) co
     if (behind != missing.begin()) {
       const MissingRun& run = *(behind - 1);
       if (run.end > reach.tail_begin && reach.tail_begin < reach.end) {
-        next = std::uint64_t{run.begin} * tokens_per_page;
+        next = before_run(static_cast<std::uint32_t>(n), run.begin, unit);
       } else if (missing.front().begin < reach.head_end) {
         next = std::uint64_t{missing.front().begin} * tokens_per_page;
       }

@@ -4,8 +4,9 @@
 // Each leaf is given as the runs of slots that it lacks on the matched path. A boundary n is good
 // for a leaf iff no missing run meets reach(n). Where one does, the next boundary worth trying is
 // that run's begin: tail_begin never decreases, so every boundary between would need a slot of the
-// same run. So each step of the search passes a whole run, and the cost is one pass over the path
-// plus the runs met.
+// same run - or have no tail at all, as a chunk has none where it begins. Such boundaries are met by
+// going from tail to tail. So each step of the search passes a whole run, and the cost is one pass
+// over the path plus the runs met.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +43,11 @@ struct LeafResidency {
 
   /// The deepest boundary <= `limit`, a multiple of `unit`, that this leaf can resume at.
   std::uint32_t deepest(std::uint32_t limit, std::uint32_t unit) const;
+
+ private:
+  /// The deepest boundary below n that slots of the run that begins at slot `run`, and reaches into
+  /// the tail of n, need not be held for.
+  std::uint64_t before_run(std::uint32_t n, std::uint32_t run, std::uint32_t unit) const;
 };
 
 /// Tokens that no boundary may lie strictly inside of.

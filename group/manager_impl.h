@@ -182,8 +182,9 @@ class BlockManager::Impl {
   std::uint64_t promise_of(const Request& r, const LeafInfo& leaf, std::uint32_t planned,
                            std::uint64_t slots, std::uint64_t drawing,
                            std::uint32_t steps_to_come) const;
-  /// Whether all promises could be kept if r gave up its pages from `from_tokens` on.
-  bool promises_fit_without(const Request& r, std::uint32_t from_tokens);
+  /// Whether all promises could still be kept if r went back to `tokens`: it would share fewer pages, and
+  /// hold a checkpoint that nobody may hold now.
+  bool promises_allow_going_back(const Request& r, std::uint32_t tokens);
   /// Blocks that r holds alone and, sharing them with a child, could not count on any more.
   std::uint64_t lent_by_fork(const Request& r, const LeafInfo& leaf) const;
   void form_promises(const Request* without = nullptr);
@@ -216,6 +217,8 @@ class BlockManager::Impl {
   template <class Which, class GiveBack>
   void drop_unfiled(Request& r, Which&& which, GiveBack&& give);
   void back_to(Request& r, std::uint32_t tokens);
+  /// Whether r has the state after `tokens` tokens itself, in its ring or as what it reads next.
+  bool holds_state(const Request& r, const LeafInfo& leaf, std::uint32_t tokens) const;
   bool can_go_back(const Request& r, std::uint32_t tokens) const;
   std::uint32_t deepest_return(const Request& r, std::uint32_t at_most) const;
   std::optional<BlockId> checkpoint_at(const Request& r, const LeafInfo& leaf,

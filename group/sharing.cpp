@@ -380,11 +380,11 @@ void BlockManager::Impl::rewind(RequestId id, std::uint32_t tokens) {
                       "no longer held; the nearest shorter length that works is {}",
                       id.value(), tokens, tokens, deepest_return(r, tokens)));
     }
-    if (!promises_fit_without(r, tokens)) {
+    if (!promises_allow_going_back(r, tokens)) {
       throw PoolExhausted(
-          fmt::format("request {} is guaranteed {} tokens and shares pages behind token {}; "
-                      "rewound to there it would need others, which do not fit",
-                      id.value(), *r.guarantee, tokens));
+          fmt::format("rewinding request {} to {} tokens would take blocks that guaranteed "
+                      "requests were promised",
+                      id.value(), tokens));
     }
     back_to(r, tokens);
     if (r.guarantee) forget_partly(r);

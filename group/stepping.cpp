@@ -723,7 +723,9 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
       return !state.read && !state.fresh && state.valid_from > r->planned;
     });
     if (lost) {
-      back_to(*r, deepest_return(*r, r->planned));
+      // What it pins there may not be what others were promised; at 0 it pins nothing.
+      const std::uint32_t length = deepest_return(*r, r->planned);
+      back_to(*r, promises_allow_going_back(*r, length) ? length : 0);
       for (std::uint64_t earlier = first_step_; earlier < next_step_;
            ++earlier) {  // they count up to there
         for (StepRecord::Entry& entry : record_of(earlier)->entries) {
@@ -814,6 +816,13 @@ std::optional<BlockId> BlockManager::Impl::checkpoint_at(const Request& r, const
   return tree_->block(segment, page, *leaf.tree);
 }
 
+bool BlockManager::Impl::holds_state(const Request& r, const LeafInfo& leaf,
+                                     std::uint32_t tokens) const {
+  const State& state = r.states[leaf.kind_index];
+  if (state.read) return tokens == r.planned;
+  return tokens > 0 && !state.ring.empty() && tokens >= state.valid_from && tokens <= r.planned;
+}
+
 bool BlockManager::Impl::can_go_back(const Request& r, std::uint32_t tokens) const {
   if (tokens == 0) return true;
   for (const std::uint32_t leaf : text_) {
@@ -827,11 +836,7 @@ bool BlockManager::Impl::can_go_back(const Request& r, std::uint32_t tokens) con
   }
   for (const std::uint32_t leaf : states_) {
     const LeafInfo& info = info_[leaf];
-    const State& state = r.states[info.kind_index];
-    const bool in_ring =
-        !state.ring.empty() && tokens >= state.valid_from && tokens <= r.planned && !state.read;
-    if (!in_ring && !(state.read && tokens == r.planned) && !checkpoint_at(r, info, tokens))
-      return false;
+    if (!holds_state(r, info, tokens) && !checkpoint_at(r, info, tokens)) return false;
   }
   return true;
 }

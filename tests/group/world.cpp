@@ -67,6 +67,12 @@ void World::run(std::uint32_t operations) {
     operate();
     manager_->audit();
     check_lengths();
+    auto& impl = BlockManagerTestAccess::impl(*manager_);
+    if (!impl.guaranteed_.empty()) {
+      impl.form_promises();
+      const BlockPool::Verdict verdict = manager_->pool().judge({});
+      require(verdict.fits, "promises need {} huge blocks, {} are left", verdict.huge_needed, verdict.huge_left);
+    }
   }
 }
 
