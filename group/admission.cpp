@@ -762,6 +762,10 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
       return admission;
     }
 
+    // What is taken and evicted now must not take the path away: its end holds all of it.
+    std::optional<SegmentId> path_end;
+    if (!found.path.parts.empty()) path_end = found.path.parts.back().segment;
+    if (path_end) tree_->pin(*path_end);
     if (steal) take_checkpoints(r);
     if (options.encoder && encoder == nullptr) encoder = make_encoder(options);
     if (encoder != nullptr) {
@@ -788,6 +792,7 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
       r.matched = found.path.pages;
       refresh(r, found, hit);
     }
+    if (path_end) tree_->unpin(*path_end);
     if (r.guarantee) guaranteed_.push_back(&r);
     if (r.planned < r.prompt) prompts_.push_back(&r);
     requests_.emplace(id, std::move(owned));

@@ -288,7 +288,8 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
         was_live = true;
       }
     }
-    if (state.read) {
+    const bool read_elsewhere = state.read.has_value();
+    if (read_elsewhere) {
       add_source(record, r, info, *state.read, was_live);
       state.read.reset();
       if (info.leaf->state_kernel() == StateKernel::in_place)
@@ -303,7 +304,8 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
       add_copy(record, info.id, state.at(n), state.at(end));
     }
     state.fresh = false;
-    state.valid_from = std::max(n, end - std::min(end, info.leaf->rollback()));
+    // The state after n tokens is in the ring only if it was read there.
+    state.valid_from = std::max(n + (read_elsewhere ? 1 : 0), end - std::min(end, info.leaf->rollback()));
   }
   for (const std::uint32_t leaf : scratch_) {
     auto& block = r.scratch[info_[leaf].kind_index];
