@@ -199,8 +199,11 @@ WRONG = {
 }
 
 
-def mypy(folder, *files, **environment):
+def mypy(folder, *files):
     pytest.importorskip("mypy")
+    environment = dict(os.environ)
+    if PACKAGE.parent.name != "site-packages":  # there mypy finds it by itself, and wants no path
+        environment["MYPYPATH"] = str(PACKAGE.parent)
     return subprocess.run(
         [
             sys.executable,
@@ -216,7 +219,7 @@ def mypy(folder, *files, **environment):
         text=True,
         check=False,
         cwd=folder,
-        env=dict(os.environ, MYPYPATH=str(PACKAGE.parent), **environment),
+        env=environment,
     )
 
 
