@@ -437,6 +437,19 @@ def test_f10_rejected_drafts_are_taken_back():
     assert manager.probe(tokens_from(0, 80)).hit_tokens == 64
 
 
+def test_k03_rejected_drafts_that_were_appended_are_forgotten():
+    manager = manager_of(full())
+    run(manager, "a", tokens_from(0, 30))
+    manager.append("a", [30, 99, 99])
+    step = manager.begin_step([("a", 3)])
+    manager.settle(step.id, kept={"a": 1})
+    assert (manager.computed("a"), manager.length("a")) == (31, 31)
+    manager.append("a", [31])
+    compute(manager, "a")
+    assert manager.probe(tokens_from(0, 40)).hit_tokens == 32
+    assert manager.probe(tokens_from(0, 31) + [99] * 9).hit_tokens == 16
+
+
 def test_abandoned_steps_take_lengths_back():
     manager = manager_of(full())
     manager.admit("a", tokens_from(0, 64))
