@@ -31,6 +31,10 @@ PageExtras page_extras(const AdmitOptions& options, std::uint32_t page_tokens) {
 
 }  // namespace
 
+bool BlockManager::Impl::input_begins(const Request& r, std::uint32_t token) {
+  return std::find(r.begins.begin(), r.begins.end(), token) != r.begins.end();
+}
+
 std::string BlockManager::Impl::encoder_name(const AdmitOptions& options) {
   std::string name;
   append_unambiguously(name, options.salt);
@@ -130,7 +134,8 @@ void BlockManager::Impl::find(std::span<const Token> tokens, const AdmitOptions&
         bool held = (mask >> (page - part.first) & 1) != 0;
         if (held && info.ahead) {  // filed with the token that followed: it must follow here too
           const std::size_t next = (std::size_t{slot} + 1) * info.tokens_per_page;
-          held = next < tokens.size() && tree_->ahead_token(part.segment, page) == tokens[next];
+          held = next < tokens.size() && !input_begins(r, static_cast<std::uint32_t>(next)) &&
+                 tree_->ahead_token(part.segment, page) == tokens[next];
         }
         if (!held) residency.lacks(slot);
       }
@@ -677,7 +682,9 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
     r.priority = std::clamp(options.priority, -128, 127);
     r.guarantee = options.guarantee;
     r.extras = page_extras(options, options_.page_tokens);
+    if (options.encoder) r.begins.push_back(options.encoder->at);
     for (const MediaItem& item : options.media) {
+      r.begins.push_back(item.offset);
       if (item.whole) r.uncut.push_back({item.offset, item.offset + item.length});
     }
     Found& found = found_;

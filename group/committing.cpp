@@ -113,8 +113,9 @@ void BlockManager::Impl::commit(Request& r) {
          std::uint64_t{r.ahead_committed + 1} * P < std::min(r.known(), r.addressable)) {
     const SegmentId segment = tree_->segment_of(r.cursor, r.ahead_committed);
     const PrefixTree::Run run{segment, r.ahead_committed, 1};
+    const bool alone = !input_begins(r, (r.ahead_committed + 1) * P);
     for (const std::uint32_t leaf : text_) {
-      if (info_[leaf].tree && info_[leaf].ahead) commit_run(r, info_[leaf], run);
+      if (alone && info_[leaf].tree && info_[leaf].ahead) commit_run(r, info_[leaf], run);
     }
     ++r.ahead_committed;
   }
@@ -302,11 +303,11 @@ void BlockManager::Impl::mark_unreachable(std::uint32_t leaf, SegmentId segment,
   });
 }
 
-void BlockManager::Impl::encoder_lost(EncoderNode& node, std::optional<BlockId> evicted_block) {
+void BlockManager::Impl::encoder_lost(EncoderNode& node) {
   // Whole or absent: the rest is of no use. Blocks in use stay live, but nobody new will find them.
   for (std::size_t i = 0; i < encoders_.size(); ++i) {
     for (const BlockId block : node.blocks[i]) {
-      if (evicted_block != block && pool_->committed(LeafId{encoders_[i]}, block)) {
+      if (pool_->committed(LeafId{encoders_[i]}, block)) {
         const auto key = pool_->key(LeafId{encoders_[i]}, block);
         if (key && key->high == (encoder_key | node.id))
           pool_->uncommit(LeafId{encoders_[i]}, block);
@@ -325,7 +326,7 @@ void BlockManager::Impl::encoder_lost(EncoderNode& node, std::optional<BlockId> 
 void BlockManager::Impl::evicted(LeafId leaf, BlockId block, PageKey key) {
   if ((key.high & encoder_key) != 0) {
     const auto it = encoder_ids_.find(key.high & ~encoder_key);
-    if (it != encoder_ids_.end()) encoder_lost(*it->second, block);
+    if (it != encoder_ids_.end()) encoder_lost(*it->second);
     return;
   }
   const SegmentId segment{static_cast<std::uint32_t>(key.high)};

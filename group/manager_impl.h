@@ -225,6 +225,9 @@ class BlockManager::Impl {
                                        std::uint32_t tokens) const;
 
   // ---- committing.cpp
+  /// Whether a media item or the encoder's input begins at this token: then its id does not say what it is,
+  /// and a leaf that is fed it cannot be shared by it.
+  static bool input_begins(const Request& r, std::uint32_t token);
   void commit(Request& r);
   void commit_run(Request& r, const LeafInfo& info, const PrefixTree::Run& run);
   void file_checkpoints(Request& r);
@@ -242,7 +245,7 @@ class BlockManager::Impl {
   void forget(std::uint32_t leaf, SegmentId segment, std::uint32_t page);
   void evicted(LeafId leaf, BlockId block, PageKey key);
   void mark_unreachable(std::uint32_t leaf, SegmentId segment, std::uint32_t page);
-  void encoder_lost(EncoderNode& node, std::optional<BlockId> evicted_block);
+  void encoder_lost(EncoderNode& node);
   void record(Event::Kind kind, std::uint32_t leaf, SegmentId segment, std::uint32_t page);
   void move_cursor(Request& r, TreeCursor cursor);
 

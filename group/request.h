@@ -110,6 +110,7 @@ struct Request {
   std::uint32_t ahead_committed = 0;  // the same, of leaves that need the next token
   std::uint32_t matched = 0;          // pages of its prompt that the tree knew at admission
   PageExtras extras;
+  std::vector<std::uint32_t> begins;  // tokens at which media items and the encoder's input begin
   std::vector<Uncut> uncut;
   std::vector<std::uint32_t> kept;  // boundaries worth keeping, in tokens, ascending
   std::uint32_t rolling = 0;  // boundary of its last checkpoint that only the sequence's end keeps

@@ -294,6 +294,7 @@ void BlockManager::Impl::fork(RequestId parent, RequestId child) {
   c.ahead_committed = p.ahead_committed;
   c.matched = p.matched;
   c.extras = p.extras;
+  c.begins = p.begins;
   c.uncut = p.uncut;
   c.kept = p.kept;
   c.cursor = p.cursor;
@@ -447,7 +448,7 @@ void BlockManager::Impl::reset_cache() {
   }
   std::vector<EncoderNode*> nodes;
   for (const auto& [name, node] : encoder_index_) nodes.push_back(node.get());
-  for (EncoderNode* node : nodes) encoder_lost(*node, {});
+  for (EncoderNode* node : nodes) encoder_lost(*node);
   if (options_.events) events_.push_back({Event::Kind::cleared, "", "", {}, {}, 0});
 }
 

@@ -305,7 +305,8 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
     }
     state.fresh = false;
     // The state after n tokens is in the ring only if it was read there.
-    state.valid_from = std::max(n + (read_elsewhere ? 1 : 0), end - std::min(end, info.leaf->rollback()));
+    if (read_elsewhere) state.valid_from = n + 1;
+    state.valid_from = std::max(state.valid_from, end - std::min(end, info.leaf->rollback()));
   }
   for (const std::uint32_t leaf : scratch_) {
     auto& block = r.scratch[info_[leaf].kind_index];
@@ -651,14 +652,16 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
         }
         if (entry->cleared_state) {
           state.fresh = true;
+          state.valid_from = n;
         } else if (work == DeviceWork::never_ran) {
           state.valid_from = n;
         } else {
-          // The state after n tokens lies in the ring still, unless the steps went once around it.
+          // What the ring held before stands where the steps did not go once around it: valid_from
+          // says so.
           const auto size = static_cast<std::uint32_t>(state.ring.size());
-          for (std::uint32_t m = n + 1; m <= top && m <= n + size; ++m)
+          for (std::uint32_t m = n + 1; m <= top && m <= n + size; ++m) {
             spoilt.emplace_back(info.id, state.at(m));
-          state.valid_from = top - n < size ? n : n + 1;
+          }
         }
       }
       take_back_sources(record, r, n);

@@ -67,12 +67,7 @@ void World::run(std::uint32_t operations) {
     operate();
     manager_->audit();
     check_lengths();
-    auto& impl = BlockManagerTestAccess::impl(*manager_);
-    if (!impl.guaranteed_.empty()) {
-      impl.form_promises();
-      const BlockPool::Verdict verdict = manager_->pool().judge({});
-      require(verdict.fits, "promises need {} huge blocks, {} are left", verdict.huge_needed, verdict.huge_left);
-    }
+    check_promises();
   }
 }
 
@@ -194,6 +189,20 @@ void World::check_lengths() {
               p.planned, p.known, *stop);
     }
   }
+}
+
+void World::check_promises() {
+  auto& impl = BlockManagerTestAccess::impl(*manager_);
+  if (impl.guaranteed_.empty()) return;
+  impl.form_promises();
+  const BlockPool::Verdict verdict = manager_->pool().judge({});
+  std::string promises;
+  for (const Request* r : impl.guaranteed_) {
+    promises += fmt::format(" {} ({}):", r->id.value(), *r->guarantee);
+    for (const LeafInfo& leaf : impl.info_) promises += fmt::format(" {}", impl.promise(*r, leaf));
+  }
+  require(verdict.fits, "promises{} need {} huge blocks, {} are left", promises, verdict.huge_needed, verdict.huge_left);
+  say("    promises{}, {} of {}", promises, verdict.huge_needed, verdict.huge_left);
 }
 
 // ---- admission -------------------------------------------------------------------------------------

@@ -111,6 +111,7 @@ class World {
   void forward_text(const StepPlan& plan, Flight& flight, LeafId leaf, std::size_t row, Person& p);
   void forward_state(const StepPlan& plan, Flight& flight, LeafId leaf, std::size_t row, Person& p);
   void check_lengths();
+  void check_promises();
   bool whole_row_written(LeafId leaf) const;
   const KVLeafRegion& leaf_of(LeafId leaf) const { return *mix_.leaves[leaf.value()]; }
 
