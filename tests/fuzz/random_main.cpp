@@ -22,7 +22,8 @@ int main(int argc, char** argv) {
   const unsigned long inputs = argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 200;
   const unsigned long first = argc > 2 ? std::strtoul(argv[2], nullptr, 10) : 1;
   std::signal(SIGABRT, name_the_seed);
-  for (seed = first; seed < first + inputs; seed = seed + 1) {
+  for (unsigned long input = 0; input < inputs; ++input) {
+    seed = first + input;
     std::mt19937 random(static_cast<std::mt19937::result_type>(seed));
     std::vector<std::uint8_t> data(random() % 4096);
     for (std::uint8_t& byte : data) byte = static_cast<std::uint8_t>(random());
