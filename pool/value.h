@@ -36,7 +36,7 @@ struct Worth {
   constexpr bool exists() const noexcept { return best.exists(); }
   friend constexpr bool operator==(const Worth&, const Worth&) = default;
   friend constexpr bool operator<(const Worth& a, const Worth& b) noexcept {
-    return (a.best < b.best) | ((a.best == b.best) & (a.cached < b.cached));
+    return (int{a.best < b.best} | (int{a.best == b.best} & int{a.cached < b.cached})) != 0;
   }
 };
 
