@@ -32,14 +32,14 @@ struct ManagerOptions {
   std::uint32_t max_len = 0;             // tokens of the longest request; must be given
   std::uint32_t max_step_tokens = 8192;  // most tokens one request computes in one step
   std::uint32_t max_steps_in_flight = 2;
-  std::optional<Geometry> geometry;      // of pages named like the leaves, in the leaves' order
-  std::uint32_t expected_tokens = 2048;  // of a typical request: weighs leaves in the geometry
+  std::optional<Geometry> geometry = {};  // of pages named like the leaves, in the leaves' order
+  std::uint32_t expected_tokens = 2048;   // of a typical request: weighs leaves in the geometry
   bool enable_prefix_caching = true;
   Retention retention = Retention::tail();
   EvictionOrder eviction = EvictionOrder::value;
   KeyHash hash = KeyHash::xxh3_128;
-  std::optional<std::uint64_t> seed;  // of page keys; none: random for xxh3_128, 0 for sha256
-  bool events = false;                // record stored / removed / cleared for take_events()
+  std::optional<std::uint64_t> seed = {};  // of page keys; none: random for xxh3_128, 0 for sha256
+  bool events = false;                     // record stored / removed / cleared for take_events()
 };
 
 struct GroupStats {

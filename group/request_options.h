@@ -32,13 +32,13 @@ struct EncoderInput {
 struct AdmitOptions {
   std::string salt;     // nothing is shared across salts
   std::string adapter;  // name and version together, "a@2"; nothing is shared across adapters
-  std::optional<EncoderInput> encoder;
+  std::optional<EncoderInput> encoder = {};
   std::vector<MediaItem> media;  // ascending, not overlapping
   std::int32_t priority =
       0;  // of its cached pages: higher ones stay longer; clamped to [-128, 127]
   std::optional<std::uint32_t>
       guarantee;  // tokens it may grow to without ever being refused memory
-  std::optional<std::uint32_t> addressable;  // leading tokens that may be matched or committed
+  std::optional<std::uint32_t> addressable = {};  // leading tokens that may be matched or committed
   bool partial = false;  // a hit may copy the common part of a page (attention leaves only)
 };
 
@@ -53,7 +53,7 @@ struct Admission {
   std::uint32_t hit_tokens = 0;  // leading tokens that need not be computed
   std::vector<GroupLoss> lost;   // only groups that lost something
   std::string reason;            // why nothing hit, or what ended the hit; "" when nothing was lost
-  std::optional<std::uint32_t> next_stop;  // where the next chunk should end, in tokens
+  std::optional<std::uint32_t> next_stop = {};  // where the next chunk should end, in tokens
   bool encoder_cached = false;  // the encoder's pages are there already: no encoder run is needed
 };
 

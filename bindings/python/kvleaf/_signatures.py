@@ -15,7 +15,22 @@ def install(public: Iterable[Any]) -> None:
     for thing in public:
         if isinstance(thing, type):
             thing.__module__ = "kvleaf"
+            if hasattr(thing.__dict__.get("__init__"), "__nb_signature__"):
+                thing.__signature__ = _ClassSignature()  # type: ignore[attr-defined]
     _kvleaf._tell_signatures(property(_signature), property(_bound_signature))
+
+
+class _ClassSignature:
+    """Of a class and those derived from it: inspect of early 3.11 sees only an __init__ in Python."""
+
+    def __get__(self, instance: Any, owner: type) -> inspect.Signature:
+        for base in owner.__mro__:
+            init = base.__dict__.get("__init__")
+            if hasattr(init, "__nb_signature__"):
+                return _bound_signature(init)
+            if init is not None:
+                break
+        raise AttributeError("__signature__")  # inspect finds it by itself
 
 
 def _bound_signature(method: Any) -> inspect.Signature:
