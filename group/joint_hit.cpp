@@ -4,7 +4,8 @@
 
 namespace kvleaf {
 
-std::uint64_t LeafResidency::before_run(std::uint32_t n, std::uint32_t run, std::uint32_t unit) const {
+std::uint64_t LeafResidency::before_run(std::uint32_t n, std::uint32_t run,
+                                        std::uint32_t unit) const {
   const std::uint64_t run_begin = std::uint64_t{run} * tokens_per_page;
   for (std::uint64_t m = n;;) {
     m = pattern->tail_begin(static_cast<std::uint32_t>(m)) / unit * unit;

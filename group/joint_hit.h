@@ -4,9 +4,9 @@
 // Each leaf is given as the runs of slots that it lacks on the matched path. A boundary n is good
 // for a leaf iff no missing run meets reach(n). Where one does, the next boundary worth trying is
 // that run's begin: tail_begin never decreases, so every boundary between would need a slot of the
-// same run - or have no tail at all, as a chunk has none where it begins. Such boundaries are met by
-// going from tail to tail. So each step of the search passes a whole run, and the cost is one pass
-// over the path plus the runs met.
+// same run - or have no tail at all, as a chunk has none where it begins. Such boundaries are met
+// by going from tail to tail. So each step of the search passes a whole run, and the cost is one
+// pass over the path plus the runs met.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct LeafResidency {
   std::uint32_t group = 0;
   std::vector<MissingRun> missing;  // ascending, disjoint, not adjacent; all slots behind the path
                                     // are missing too, and not listed
-  std::uint32_t slots = 0;  // whole slots on the path
+  std::uint32_t slots = 0;          // whole slots on the path
 
   /// Adds slot `slot` to the missing runs; slots come in ascending order.
   void lacks(std::uint32_t slot, std::uint32_t count = 1) {

@@ -36,7 +36,8 @@ class Records : public benchmark::BenchmarkReporter {
   bool ReportContext(const Context&) override { return true; }
 
   void ReportRuns(const std::vector<Run>& runs) override {
-    // Aggregates come in a call of their own; the median here leaves out the warm-up, theirs does not.
+    // Aggregates come in a call of their own; the median here leaves out the warm-up, theirs does
+    // not.
     if (runs.front().run_type != Run::RT_Iteration) return;
     const std::string name = runs.front().run_name.function_name;
     const bool is_floor = name.starts_with("floor/");

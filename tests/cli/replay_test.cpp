@@ -159,7 +159,8 @@ TEST_CASE("a prompt longer than max_len is refused with its reason, and the rest
 }
 
 TEST_CASE("the report's bytes agree with each other and with the arena") {
-  const Trace trace = read_trace(std::string(KVLEAF_TRACES) + "/mooncake_conversation.jsonl.gz", 300);
+  const Trace trace =
+      read_trace(std::string(KVLEAF_TRACES) + "/mooncake_conversation.jsonl.gz", 300);
   const Leaf all = full();
   const Leaf window = std::make_shared<SlidingWindowLeaf>(
       "window", WindowOptions{.window = 64, .sinks = 4, .compact = false},

@@ -1,5 +1,6 @@
 // Feeds a fuzz target pseudo-random inputs, so that each target is also an ordinary test, with any
-// compiler: `fuzz_<target> [inputs] [first seed]`. libFuzzer, which searches, comes with -Dfuzz=true.
+// compiler: `fuzz_<target> [inputs] [first seed]`. libFuzzer, which searches, comes with
+// -Dfuzz=true.
 #include <csignal>
 #include <cstdint>
 #include <cstdio>

@@ -1,5 +1,5 @@
-// A manager with a geometry by hand, and a few words to drive it with: what the tests of this folder
-// share. Every driving call audits.
+// A manager with a geometry by hand, and a few words to drive it with: what the tests of this
+// folder share. Every driving call audits.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -15,21 +15,27 @@
 namespace kvleaf::testing {
 
 inline Leaf full(std::uint32_t page = 16, std::string name = "full") {
-  return std::make_shared<KVLeafRegion>(std::move(name), KVCacheGroupId::full(), 64, KVLeafRegion::Options{1, page});
+  return std::make_shared<KVLeafRegion>(std::move(name), KVCacheGroupId::full(), 64,
+                                        KVLeafRegion::Options{1, page});
 }
-inline Leaf window(std::uint32_t tokens, std::uint32_t page = 16, std::uint32_t sinks = 0, std::string name = "window") {
-  return std::make_shared<KVLeafRegion>(std::move(name), KVCacheGroupId::sliding_window(tokens, sinks), 64,
+inline Leaf window(std::uint32_t tokens, std::uint32_t page = 16, std::uint32_t sinks = 0,
+                   std::string name = "window") {
+  return std::make_shared<KVLeafRegion>(std::move(name),
+                                        KVCacheGroupId::sliding_window(tokens, sinks), 64,
                                         KVLeafRegion::Options{1, page});
 }
 inline Leaf chunk(std::uint32_t tokens, std::uint32_t page = 16) {
-  return std::make_shared<KVLeafRegion>("chunk", KVCacheGroupId::chunked(tokens), 64, KVLeafRegion::Options{1, page});
+  return std::make_shared<KVLeafRegion>("chunk", KVCacheGroupId::chunked(tokens), 64,
+                                        KVLeafRegion::Options{1, page});
 }
 inline Leaf scratch() { return std::make_shared<ScratchLeaf>("scratch", 64); }
 inline Leaf cross(std::uint32_t page = 16) {
-  return std::make_shared<KVLeafRegion>("cross", KVCacheGroupId::encoder(), 64, KVLeafRegion::Options{1, page});
+  return std::make_shared<KVLeafRegion>("cross", KVCacheGroupId::encoder(), 64,
+                                        KVLeafRegion::Options{1, page});
 }
-inline Leaf state(StateKernel kernel = StateKernel::in_place, std::uint32_t rollback = 0, std::string name = "state",
-                  std::optional<std::uint32_t> page = {}, std::string group = "state") {
+inline Leaf state(StateKernel kernel = StateKernel::in_place, std::uint32_t rollback = 0,
+                  std::string name = "state", std::optional<std::uint32_t> page = {},
+                  std::string group = "state") {
   StateOptions options;
   options.layers = 1;
   options.slabs = {{"recurrent", {16}, DType::float32}};
@@ -59,7 +65,8 @@ inline std::vector<Token> prompt(std::uint32_t length, std::uint32_t k = 0) {
   return tokens;
 }
 /// Shares the first `shared` tokens with `with`, then differs.
-inline std::vector<Token> sharing(const std::vector<Token>& with, std::uint32_t shared, std::uint32_t length, std::uint32_t k) {
+inline std::vector<Token> sharing(const std::vector<Token>& with, std::uint32_t shared,
+                                  std::uint32_t length, std::uint32_t k) {
   std::vector<Token> tokens = prompt(length, k);
   std::copy(with.begin(), with.begin() + shared, tokens.begin());
   return tokens;
@@ -87,11 +94,13 @@ class ManagerBench {
     options.retention = setup.retention;
     options.enable_prefix_caching = setup.caching;
     options.eviction = setup.eviction;
-    options.geometry = Geometry::by_hand(specs, {.huge_bytes = huge_bytes, .huge_blocks = setup.huge, .ratios = ratios});
+    options.geometry = Geometry::by_hand(
+        specs, {.huge_bytes = huge_bytes, .huge_blocks = setup.huge, .ratios = ratios});
     manager = std::make_unique<BlockManager>(std::move(leaves), options);
   }
 
-  Admission admit(std::uint64_t id, const std::vector<Token>& tokens, const AdmitOptions& options = {}) {
+  Admission admit(std::uint64_t id, const std::vector<Token>& tokens,
+                  const AdmitOptions& options = {}) {
     const Admission admission = manager->admit(RequestId{id}, tokens, options);
     manager->audit();
     return admission;
@@ -119,7 +128,8 @@ class ManagerBench {
   void run(std::uint64_t id, std::uint32_t most = 1 << 20) {
     while (manager->planned(RequestId{id}) < manager->length(RequestId{id})) {
       const std::uint32_t at = manager->planned(RequestId{id});
-      std::uint32_t end = std::min({manager->length(RequestId{id}), at + most, at + setup_.max_step});
+      std::uint32_t end =
+          std::min({manager->length(RequestId{id}), at + most, at + setup_.max_step});
       if (const auto stop = manager->next_stop(RequestId{id})) end = std::min(end, *stop);
       step(id, end - at);
     }
@@ -130,13 +140,16 @@ class ManagerBench {
       step(id, 1);
     }
   }
-  void append(std::uint64_t id, const std::vector<Token>& tokens) { manager->append(RequestId{id}, tokens); }
+  void append(std::uint64_t id, const std::vector<Token>& tokens) {
+    manager->append(RequestId{id}, tokens);
+  }
   void release(std::uint64_t id, Prefix prefix = Prefix::keep) {
     manager->release(RequestId{id}, prefix);
     manager->audit();
   }
   /// Admit, compute, release: what a request leaves behind, and what it hit.
-  std::uint32_t serve(const std::vector<Token>& tokens, std::uint64_t id = 900, const AdmitOptions& options = {}) {
+  std::uint32_t serve(const std::vector<Token>& tokens, std::uint64_t id = 900,
+                      const AdmitOptions& options = {}) {
     const Admission admission = admit(id, tokens, options);
     run(id);
     release(id);
@@ -147,7 +160,8 @@ class ManagerBench {
   }
   std::vector<std::uint32_t> row(std::uint64_t id, std::uint32_t leaf = 0) const {
     std::vector<std::uint32_t> blocks;
-    for (const BlockId block : manager->blocks(RequestId{id}, LeafId{leaf})) blocks.push_back(block.value());
+    for (const BlockId block : manager->blocks(RequestId{id}, LeafId{leaf}))
+      blocks.push_back(block.value());
     return blocks;
   }
   std::vector<std::uint32_t> slots_held(std::uint64_t id, std::uint32_t leaf = 0) const {
@@ -159,7 +173,9 @@ class ManagerBench {
     return slots;
   }
   std::uint64_t live(std::uint32_t leaf = 0) const { return manager->pool().live(LeafId{leaf}); }
-  std::uint64_t cached(std::uint32_t leaf = 0) const { return manager->pool().cached(LeafId{leaf}); }
+  std::uint64_t cached(std::uint32_t leaf = 0) const {
+    return manager->pool().cached(LeafId{leaf});
+  }
   std::uint64_t lost(const Admission& admission, std::string_view group) const {
     for (const GroupLoss& loss : admission.lost) {
       if (loss.group == group) return loss.tokens;

@@ -21,14 +21,16 @@ TEST_CASE("H-03 full and window, repeated, and with window pages lost") {
 }
 
 TEST_CASE("H-06 while memory is free a shorter common prefix hits a window too") {
-  ManagerBench bench({window(4, 1, 0, "w4"), window(16, 1, 0, "w16")}, {.huge = 64, .page = 1, .retention = Retention::tail()});
+  ManagerBench bench({window(4, 1, 0, "w4"), window(16, 1, 0, "w16")},
+                     {.huge = 64, .page = 1, .retention = Retention::tail()});
   bench.serve(prompt(8));
   CHECK(bench.hit(sharing(prompt(8), 4, 9, 1)) == 4);
   CHECK(bench.hit(sharing(prompt(8), 8, 9, 2)) == 8);
 }
 
 TEST_CASE("H-07 a state's checkpoints: at the tail, then at the junction") {
-  ManagerBench bench({full(528), state()}, {.huge = 100, .page = 528, .retention = Retention::tail()});
+  ManagerBench bench({full(528), state()},
+                     {.huge = 100, .page = 528, .retention = Retention::tail()});
   const auto a = prompt(2200);
   bench.admit(1, a);
   CHECK(bench.manager->next_stop(RequestId{1}) == 2112);
@@ -44,7 +46,8 @@ TEST_CASE("H-07 a state's checkpoints: at the tail, then at the junction") {
 }
 
 TEST_CASE("H-07 with checkpoints at an interval the second prompt hits") {
-  ManagerBench bench({full(528), state()}, {.huge = 100, .page = 528, .retention = Retention::every(1056)});
+  ManagerBench bench({full(528), state()},
+                     {.huge = 100, .page = 528, .retention = Retention::every(1056)});
   bench.serve(prompt(2200));
   CHECK(bench.hit(sharing(prompt(2200), 1500, 2200, 1)) == 1056);
 }
@@ -58,7 +61,8 @@ TEST_CASE("H-08 window pages that no kept boundary uses serve while memory is fr
 
 TEST_CASE("H-09 two prompts that share a system prompt: reused by states from the third on") {
   for (const StateKernel kernel : {StateKernel::in_place, StateKernel::in_out}) {
-    ManagerBench bench({full(4), state(kernel)}, {.huge = 100, .page = 4, .retention = Retention::tail()});
+    ManagerBench bench({full(4), state(kernel)},
+                       {.huge = 100, .page = 4, .retention = Retention::tail()});
     const auto a = prompt(32);
     bench.admit(1, a);
     bench.step(1, 32);
@@ -86,13 +90,15 @@ TEST_CASE("H-11 pages of different length hit where all end") {
 }
 
 TEST_CASE("H-13 two windows repeated") {
-  ManagerBench bench({full(), window(48, 16, 0, "w48"), window(64, 16, 0, "w64")}, {.huge = 400, .retention = Retention::tail()});
+  ManagerBench bench({full(), window(48, 16, 0, "w48"), window(64, 16, 0, "w64")},
+                     {.huge = 400, .retention = Retention::tail()});
   bench.serve(prompt(103));
   CHECK(bench.hit(prompt(103)) == 96);
 }
 
 TEST_CASE("H-14 the kept boundary is a joint one") {
-  ManagerBench bench({full(32), window(8, 8)}, {.huge = 400, .page = 8, .retention = Retention::tail()});
+  ManagerBench bench({full(32), window(8, 8)},
+                     {.huge = 400, .page = 8, .retention = Retention::tail()});
   bench.serve(prompt(128));
   CHECK(bench.hit(prompt(128)) == 96);
   const auto other = prompt(40, 3);
@@ -137,13 +143,15 @@ TEST_CASE("H-18 twins: the second adopts what is findable and returns its own") 
 }
 
 TEST_CASE("H-19 a refused prompt leaves the prefix it would have hit") {
-  ManagerBench bench({window(25, 10), full(10)}, {.huge = 7, .ratios = {1, 16}, .page = 10, .retention = Retention::tail()});
+  ManagerBench bench({window(25, 10), full(10)},
+                     {.huge = 7, .ratios = {1, 16}, .page = 10, .retention = Retention::tail()});
   bench.serve(prompt(20));
   CHECK_THROWS_AS(bench.admit(2, sharing(prompt(20), 20, 5020, 1)), PoolExhausted);
   CHECK(bench.admit(3, sharing(prompt(20), 20, 25, 1)).hit_tokens == 20);
 }
 
-TEST_CASE("H-20 an unshared checkpoint becomes the live state where there is no room for one beside it") {
+TEST_CASE(
+    "H-20 an unshared checkpoint becomes the live state where there is no room for one beside it") {
   ManagerBench bench({full(4), state()}, {.huge = 6, .page = 4, .retention = Retention::tail()});
   bench.serve(prompt(13));
   CHECK(bench.cached(0) == 3);
@@ -186,7 +194,8 @@ TEST_CASE("W-03 the window of the end stays, the rest goes first") {
 
 TEST_CASE("W-05 chunks let go of all at their end") {
   ManagerBench bench({chunk(8, 4)}, {.page = 4, .caching = false});
-  const std::vector<std::pair<std::uint32_t, Slots>> expected = {{8, {}}, {9, {2}}, {15, {2, 3}}, {16, {}}, {17, {4}}};
+  const std::vector<std::pair<std::uint32_t, Slots>> expected = {
+      {8, {}}, {9, {2}}, {15, {2, 3}}, {16, {}}, {17, {4}}};
   bench.admit(1, prompt(17));
   std::uint32_t at = 0;
   for (const auto& [tokens, slots] : expected) {
@@ -249,16 +258,19 @@ TEST_CASE("S-02 a repeated prompt resumes at its last boundary") {
 }
 
 TEST_CASE("S-03 a state is never attached at another length") {
-  ManagerBench bench({full(32), state()}, {.huge = 100, .page = 32, .retention = Retention::every(64)});
+  ManagerBench bench({full(32), state()},
+                     {.huge = 100, .page = 32, .retention = Retention::every(64)});
   bench.serve(prompt(192));
   CHECK(bench.hit(sharing(prompt(192), 96, 192, 1)) == 64);
-  ManagerBench plain({full(32), state()}, {.huge = 100, .page = 32, .retention = Retention::tail()});
+  ManagerBench plain({full(32), state()},
+                     {.huge = 100, .page = 32, .retention = Retention::tail()});
   plain.serve(prompt(192));
   CHECK(plain.hit(sharing(prompt(192), 96, 192, 1)) == 0);
 }
 
 TEST_CASE("S-06 stops lie on boundaries, and no step is empty") {
-  ManagerBench bench({full(544), state()}, {.huge = 100, .page = 544, .max_step = 512, .retention = Retention::tail()});
+  ManagerBench bench({full(544), state()},
+                     {.huge = 100, .page = 544, .max_step = 512, .retention = Retention::tail()});
   bench.admit(1, prompt(600));
   bench.step(1, 512);
   CHECK(bench.manager->next_stop(RequestId{1}) == 544);
@@ -348,10 +360,12 @@ TEST_CASE("F-02 F-03 a rewind keeps what lies below, and writes beside what is c
 }
 
 TEST_CASE("F-04 F-05 states go back to a checkpoint or not at all") {
-  ManagerBench bench({full(32), state()}, {.huge = 100, .page = 32, .retention = Retention::every(96)});
+  ManagerBench bench({full(32), state()},
+                     {.huge = 100, .page = 32, .retention = Retention::every(96)});
   bench.admit(1, prompt(200));
   bench.run(1);
-  CHECK_THROWS_WITH_AS(bench.manager->rewind(RequestId{1}, 150), doctest::Contains("96"), RequestError);
+  CHECK_THROWS_WITH_AS(bench.manager->rewind(RequestId{1}, 150), doctest::Contains("96"),
+                       RequestError);
   bench.manager->rewind(RequestId{1}, 200);
   bench.manager->rewind(RequestId{1}, 96);
   bench.manager->audit();
@@ -409,7 +423,8 @@ TEST_CASE("K-02 K-07 nothing crosses adapters, salts, or media") {
   CHECK(bench.hit(prompt(64, 2), {.media = {{20, 10, "22"}}}) == 16);
 }
 
-TEST_CASE("K-08 after a reset nothing computed before is found, nor what its requests commit later") {
+TEST_CASE(
+    "K-08 after a reset nothing computed before is found, nor what its requests commit later") {
   ManagerBench bench({full(), state()}, {.huge = 200});
   bench.serve(prompt(64));
   bench.admit(1, prompt(64));
