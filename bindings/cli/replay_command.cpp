@@ -96,14 +96,19 @@ ManagerOptions manager_options(const ReplayArguments& arguments, const Trace& tr
 }
 
 VerifyOptions verify_options(const Trace& trace, const ReplayOptions& options,
-                             std::uint32_t step_tokens) {
+                             const ManagerOptions& how) {
   VerifyOptions verify;
   verify.most_arena_bytes = available_memory() / 2;
+  // Where states are kept, a prompt's steps end at the boundaries that are kept of it.
+  std::uint32_t boundary = how.max_step_tokens;
+  std::uint64_t others = 3;  // its last one, its end, and its answer
+  if (how.retention.kind == Retention::Kind::dense) boundary = how.page_tokens;
+  if (how.retention.kind == Retention::Kind::every) boundary = how.retention.tokens;
+  if (how.retention.kind == Retention::Kind::spaced) others += 20;
   for (const TraceRow& row : trace.rows) {
-    verify.tokens += row.input_length + row.output_length;
-    // The last page of a prompt is a step of its own where a state is kept for it.
-    verify.steps +=
-        2 + (row.input_length + row.output_length) / step_tokens + (row.output_length != 0);
+    const std::uint64_t tokens = std::uint64_t{row.input_length} + row.output_length;
+    verify.tokens += tokens;
+    verify.steps += others + tokens / std::min(boundary, how.max_step_tokens);
   }
   verify.encoder_tokens = trace.rows.size() * options.encoder_tokens.value_or(0);
   return verify;
@@ -122,7 +127,7 @@ void run(const ReplayArguments& arguments) {
                         .encoder_tokens = model.config.encoder_tokens};
   std::optional<Verifier> verifier;
   if (arguments.verify) {
-    verifier.emplace(manager, verify_options(trace, options, how.max_step_tokens));
+    verifier.emplace(manager, verify_options(trace, options, how));
     options.verifier = &*verifier;
   }
   Progress progress({.unit = "requests",
