@@ -322,7 +322,7 @@ std::uint64_t BlockManager::Impl::outstanding(const Request& r, const LeafInfo& 
       // The page behind a partial hit is copied before it is written.
       if (r.planned % leaf.tokens_per_page != 0 && !row.slots.empty()) {
         const BlockId last = row.slots.back();
-        if (last == null_block || pool_->committed(leaf.id, last) || shared(leaf.id, last)) --held;
+        if (last == null_block || pool_->committed(leaf.id, last) || shared(leaf.id, last, r.planned)) --held;
       }
       return most > held ? most - held : 0;
     }
@@ -358,7 +358,7 @@ bool BlockManager::Impl::owned(const Request& r, const LeafInfo& leaf, std::uint
                                BlockId block) const {
   // What it holds alone comes back to it as it moves on; what it shares does only while in its
   // reach.
-  const bool alone = !shared(leaf.id, block);
+  const bool alone = !shared(leaf.id, block, r.planned);
   const bool partly =
       slot == r.planned / leaf.tokens_per_page && r.planned % leaf.tokens_per_page != 0;
   if (partly) return alone && !pool_->committed(leaf.id, block);  // else it is copied
@@ -420,7 +420,9 @@ bool BlockManager::Impl::promises_allow_going_back(const Request& r, std::uint32
       const LeafInfo& leaf = info_[index];
       each_held(r, leaf, [&](std::uint32_t slot, BlockId block) {
         const bool gone = slot >= tokens / leaf.tokens_per_page;
-        if (gone && owned(r, leaf, slot, block) && shared(leaf.id, block)) ++wanted_[index];
+        if (gone && owned(r, leaf, slot, block) && pool_->references(leaf.id, block) > 1) {
+          ++wanted_[index];
+        }
       });
     }
   }
@@ -447,7 +449,7 @@ std::uint64_t BlockManager::Impl::lent_by_fork(const Request& r, const LeafInfo&
     const bool partly =
         slot == r.planned / leaf.tokens_per_page && r.planned % leaf.tokens_per_page != 0;
     const bool stays = last.contains(slot) && (leaf.needs_all || slot < last.head_end);
-    lent += !partly && !stays && !shared(leaf.id, block) ? 1 : 0;
+    lent += !partly && !stays && !shared(leaf.id, block, r.planned) ? 1 : 0;
   });
   return lent;
 }
@@ -774,6 +776,10 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
     if (!found.path.parts.empty()) path_end = found.path.parts.back().segment;
     if (path_end) tree_->pin(*path_end);
     if (steal) take_checkpoints(r);
+    if (r.guarantee) {  // from now on nobody may take what it was promised
+      guaranteed_.push_back(&r);
+      form_promises();
+    }
     if (options.encoder && encoder == nullptr) encoder = make_encoder(options);
     if (encoder != nullptr) {
       ++encoder->users;
@@ -800,7 +806,6 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
       refresh(r, found, hit);
     }
     if (path_end) tree_->unpin(*path_end);
-    if (r.guarantee) guaranteed_.push_back(&r);
     if (r.planned < r.prompt) prompts_.push_back(&r);
     requests_.emplace(id, std::move(owned));
 
@@ -825,7 +830,10 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
     retire(std::move(owned));
     throw;
   } catch (...) {
-    if (owned != nullptr) retire(std::move(owned));
+    if (owned != nullptr) {
+      std::erase(guaranteed_, owned.get());
+      retire(std::move(owned));
+    }
     throw;
   }
 }

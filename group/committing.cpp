@@ -141,7 +141,9 @@ void BlockManager::Impl::commit_run(Request& r, const LeafInfo& info, const Pref
           !info.ahead || tree_->ahead_token(run.segment, page) ==
                              r.tokens[std::size_t{slot + 1} * info.tokens_per_page];
       if (pool_->references(info.id, theirs) > 0) {
-        // A twin: go on with the block that is findable, return our own.
+        // A twin: go on with the block that is findable, return our own. Not where a promise counts on
+        // blocks that their owners hold alone, and ours would not come back at once.
+        if (!guaranteed_.empty() && !info.needs_all && (r.guarantee || r.in_flight > 0)) continue;
         if (slot < row.first || slot >= row.slots.size() || !equal_next) continue;
         pool_->touch(info.id, theirs);
         row.slots[slot] = theirs;

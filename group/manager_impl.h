@@ -45,6 +45,8 @@ struct PendingCopy {
   LeafId leaf{0};
   BlockId src{0};
   BlockId dst{0};
+  std::uint32_t tokens = 0;  // text: those below are wanted of the source
+  bool spoilt = false;       // a later step that failed has overwritten the source
 };
 
 /// A step in flight, beyond what its caller sees.
@@ -182,8 +184,8 @@ class BlockManager::Impl {
   std::uint64_t promise_of(const Request& r, const LeafInfo& leaf, std::uint32_t planned,
                            std::uint64_t slots, std::uint64_t drawing,
                            std::uint32_t steps_to_come) const;
-  /// Whether all promises could still be kept if r went back to `tokens`: it would share fewer pages, and
-  /// hold a checkpoint that nobody may hold now.
+  /// Whether all promises could still be kept if r went back to `tokens`: it would share fewer
+  /// pages, and hold a checkpoint that nobody may hold now.
   bool promises_allow_going_back(const Request& r, std::uint32_t tokens);
   /// Blocks that r holds alone and, sharing them with a child, could not count on any more.
   std::uint64_t lent_by_fork(const Request& r, const LeafInfo& leaf) const;
@@ -199,8 +201,9 @@ class BlockManager::Impl {
 
   // ---- stepping.cpp
   bool serve(Request& r, std::uint32_t new_tokens, StepRecord& record, std::string& why);
-  /// Whether somebody else may still read the block after the next forward.
-  bool shared(LeafId leaf, BlockId block) const;
+  /// Whether somebody else may still read the block after a forward that writes to it from token
+  /// `from` on.
+  bool shared(LeafId leaf, BlockId block, std::uint32_t from) const;
   /// Whether somebody else reads r's live state, so that the next step must write beside it.
   bool shared_state(const Request& r, const LeafInfo& leaf) const;
   void due_checkpoint(Request& r, StepRecord& record, StepRecord::Entry& entry);
@@ -212,8 +215,10 @@ class BlockManager::Impl {
   void add_source(StepRecord& record, Request& r, const LeafInfo& leaf, BlockId block,
                   bool was_live);
   void take_back_sources(StepRecord& record, Request& r, std::uint32_t begin);
-  /// Whether some request has the block, or a copy that waits for the next step reads it.
+  /// Whether some request has the block.
   bool held(LeafId leaf, BlockId block) const;
+  /// Copies that would read what `copy` was to write read what it reads.
+  void pass_over(const PendingCopy& copy);
   template <class Which, class GiveBack>
   void drop_unfiled(Request& r, Which&& which, GiveBack&& give);
   void back_to(Request& r, std::uint32_t tokens);
@@ -225,8 +230,8 @@ class BlockManager::Impl {
                                        std::uint32_t tokens) const;
 
   // ---- committing.cpp
-  /// Whether a media item or the encoder's input begins at this token: then its id does not say what it is,
-  /// and a leaf that is fed it cannot be shared by it.
+  /// Whether a media item or the encoder's input begins at this token: then its id does not say
+  /// what it is, and a leaf that is fed it cannot be shared by it.
   static bool input_begins(const Request& r, std::uint32_t token);
   void commit(Request& r);
   void commit_run(Request& r, const LeafInfo& info, const PrefixTree::Run& run);

@@ -76,7 +76,7 @@ void BlockManager::Impl::leave(Request& r) {
 
 void BlockManager::Impl::give_back(Request& r, LeafId leaf, BlockId block) {
   if (r.in_flight > 0) {
-    if (StepRecord* record = record_of(r.last_step); record != nullptr) {
+    if (StepRecord* record = record_of(std::min(r.last_step, next_step_ - 1)); record != nullptr) {
       record->returning.emplace_back(leaf, block);
       return;
     }
@@ -89,6 +89,7 @@ void BlockManager::Impl::drop_pending(LeafId leaf, BlockId block) {
       std::find_if(pending_copies_.begin(), pending_copies_.end(),
                    [&](const PendingCopy& c) { return c.leaf == leaf && c.dst == block; });
   if (copy != pending_copies_.end()) {
+    pass_over(*copy);
     pool_->free(copy->leaf, copy->src);
     pending_copies_.erase(copy);
     last_writer_->forget(leaf, block);
@@ -310,7 +311,8 @@ void BlockManager::Impl::fork(RequestId parent, RequestId child) {
       }
     }
     pool_->touch(leaf, src);
-    pending_copies_.push_back({leaf, src, dst});
+    const bool text = info_[leaf.value()].writing == Writing::append;
+    pending_copies_.push_back({leaf, src, dst, text ? p.planned : 0});
   };
   for (const std::uint32_t leaf : text_) {
     const LeafInfo& info = info_[leaf];

@@ -129,14 +129,15 @@ void BlockManager::Impl::take_back_sources(StepRecord& record, Request& r, std::
                 [&](const StepRecord::Source& source) { return source.request == &r; });
 }
 
-bool BlockManager::Impl::shared(LeafId leaf, BlockId block) const {
+bool BlockManager::Impl::shared(LeafId leaf, BlockId block, std::uint32_t from) const {
   std::uint32_t references = pool_->references(leaf, block);
   if (references <= 1) return false;
   // A copy that is listed, or will be in the next step, holds its source, but reads it before any
-  // forward that is begun from now on can write to it.
+  // forward that is begun from now on can write to it. What it reads must stay, though: it is listed
+  // again where its step fails.
   const auto discount = [&](std::span<const PendingCopy> copies) {
     for (const PendingCopy& copy : copies)
-      references -= copy.leaf == leaf && copy.src == block ? 1 : 0;
+      references -= copy.leaf == leaf && copy.src == block && copy.tokens <= from ? 1 : 0;
   };
   discount(pending_copies_);
   for (std::uint64_t step = first_step_; step < next_step_; ++step)
@@ -148,7 +149,7 @@ bool BlockManager::Impl::shared_state(const Request& r, const LeafInfo& leaf) co
   const State& state = r.states[leaf.kind_index];
   if (state.ring.empty() || leaf.leaf->rollback() > 0 || state.read) return false;
   const BlockId live = state.ring[r.planned % state.ring.size()];
-  return live != null_block && shared(leaf.id, live);
+  return live != null_block && shared(leaf.id, live, r.planned);
 }
 
 bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord& record,
@@ -169,7 +170,7 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
                              const Row& row) {  // the page that token n goes into
     if (n % info.tokens_per_page == 0) return false;
     const BlockId block = row.slots[n / info.tokens_per_page];
-    return block == null_block || pool_->committed(info.id, block) || shared(info.id, block);
+    return block == null_block || pool_->committed(info.id, block) || shared(info.id, block, n);
   };
   for (const std::uint32_t leaf : text_) {
     const LeafInfo& info = info_[leaf];
@@ -249,7 +250,7 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
       row.note_change(slot);
       if (old != null_block) {
         add_copy(record, info.id, old, fresh);
-        record.held_copies.push_back({info.id, old, fresh});
+        record.held_copies.push_back({info.id, old, fresh, n});
       } else if (foreign) {
         record.step.zero_fills.push_back({info.id, fresh});
       }
@@ -688,14 +689,23 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
     }
     record.returning.clear();
   }
+  for (std::uint64_t earlier = first_step_; earlier < next_step_; ++earlier) {
+    for (PendingCopy& copy : record_of(earlier)->held_copies) {
+      copy.spoilt = copy.spoilt || std::find(spoilt.begin(), spoilt.end(),
+                                             std::pair(copy.leaf, copy.src)) != spoilt.end();
+    }
+  }
   for (std::size_t i = 0; i < pending_copies_.size();) {
     const PendingCopy copy = pending_copies_[i];
     const bool bad =
+        copy.spoilt ||
         std::find(spoilt.begin(), spoilt.end(), std::pair(copy.leaf, copy.src)) != spoilt.end();
-    if (!bad && held(copy.leaf, copy.dst)) {
+    const bool wanted = held(copy.leaf, copy.dst);
+    if (!bad && wanted) {
       ++i;
       continue;
     }
+    if (!bad) pass_over(copy);
     pool_->free(copy.leaf, copy.src);
     last_writer_->forget(copy.leaf, copy.dst);
     pending_copies_.erase(pending_copies_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -791,9 +801,17 @@ bool BlockManager::Impl::held(LeafId leaf, BlockId block) const {
         break;
     }
   }
-  return std::any_of(pending_copies_.begin(), pending_copies_.end(), [&](const PendingCopy& copy) {
-    return copy.leaf == leaf && copy.src == block;
-  });
+  return false;
+}
+
+void BlockManager::Impl::pass_over(const PendingCopy& copy) {
+  for (PendingCopy& other : pending_copies_) {
+    if (other.leaf != copy.leaf || other.src != copy.dst) continue;
+    pool_->touch(copy.leaf, copy.src);
+    pool_->free(copy.leaf, copy.dst);
+    other.src = copy.src;
+    other.spoilt = copy.spoilt;
+  }
 }
 
 void BlockManager::Impl::unslide(Request& r, std::uint32_t tokens) {

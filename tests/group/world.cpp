@@ -196,6 +196,7 @@ void World::check_promises() {
   if (impl.guaranteed_.empty()) return;
   impl.form_promises();
   const BlockPool::Verdict verdict = manager_->pool().judge({});
+  if (verdict.fits && log_ == nullptr) return;
   std::string promises;
   for (const Request* r : impl.guaranteed_) {
     promises += fmt::format(" {} ({}):", r->id.value(), *r->guarantee);
@@ -493,6 +494,7 @@ void World::forward_state(const StepPlan& plan, Flight& flight, LeafId leaf, std
   };
   const BlockId write = entry(apart ? "state_write_rows" : "state_rows");
   const BlockId read = apart ? entry("state_read_rows") : write;
+  say("  {}: leaf {} reads {} at {}, writes {}", p.id.value(), leaf.value(), read.value(), n, write.value());
   const Device::Index from = device_->at(leaf, read, 0);
   require(device_->read(from) == state_word(p, leaf, n) && device_->native(from, leaf),
           "request {}, leaf {}: the state after {} tokens in block {} is wrong", p.id.value(), leaf.value(), n, read.value());
