@@ -314,11 +314,10 @@ std::uint64_t BlockManager::Impl::outstanding(const Request& r, const LeafInfo& 
       const std::uint32_t most = leaf.leaf->blocks_to_reserve(
           ceil_div(length, leaf.tokens_per_page), leaf.tokens_per_page, options);
       const Row& row = r.rows[leaf.id.value()];
-      const SlotReach reach = leaf.pattern.slots(r.planned, leaf.tokens_per_page);
       std::uint32_t held =
           static_cast<std::uint32_t>(row.slots.size()) -
           std::min<std::uint32_t>(row.first, static_cast<std::uint32_t>(row.slots.size()));
-      held += std::min(reach.head_end, row.first);
+      held += std::min(ceil_div(leaf.pattern.head(), leaf.tokens_per_page), row.first);
       // The page behind a partial hit is copied before it is written.
       if (r.planned % leaf.tokens_per_page != 0 && !row.slots.empty()) {
         const BlockId last = row.slots.back();
@@ -373,7 +372,7 @@ void BlockManager::Impl::each_held(const Request& r, const LeafInfo& leaf, Visit
   const auto tell = [&](std::uint32_t slot, BlockId block) {
     if (block != null_block) visit(slot, block);
   };
-  const std::uint32_t head = leaf.pattern.slots(r.planned, leaf.tokens_per_page).head_end;
+  const std::uint32_t head = ceil_div(leaf.pattern.head(), leaf.tokens_per_page);
   for (std::uint32_t slot = 0; slot < std::min(head, row.first); ++slot)
     tell(slot, row.slots[slot]);
   for (std::uint32_t slot = row.first; slot < row.slots.size(); ++slot) tell(slot, row.slots[slot]);

@@ -233,7 +233,7 @@ void BlockManager::Impl::file_checkpoints(Request& r) {
       ++i;
       continue;
     }
-    file_checkpoint(r, pending.tokens, pending.blocks);
+    file_checkpoint(r, pending.tokens, std::span<const BlockId>(pending.blocks.data(), pending.blocks.size()));
     for (const std::uint32_t leaf : states_) {
       const BlockId block = pending.blocks[info_[leaf].kind_index];
       if (block != null_block) pool_->free(LeafId{leaf}, block);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <boost/container/small_vector.hpp>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -73,7 +74,7 @@ struct State {
 struct PendingCheckpoint {
   std::uint32_t tokens = 0;
   std::uint64_t step = 0;       // it is complete once this step has settled
-  std::vector<BlockId> blocks;  // one per state leaf, one reference each
+  boost::container::small_vector<BlockId, 4> blocks;  // one per state leaf, one reference each
 };
 
 /// An encoder's pages: one node per input, shared by all requests with that input. Whole or absent.

@@ -17,6 +17,15 @@ std::unique_ptr<Request> BlockManager::Impl::make_request(RequestId id) {
     request->rows.resize(leaves_.size());
     request->states.resize(states_.size());
     request->scratch.resize(scratch_.size());
+    // Rows must not grow inside a step. What is reserved and never used is never touched.
+    for (const std::uint32_t leaf : text_) {
+      const LeafInfo& info = info_[leaf];
+      const std::uint32_t slots = ceil_div(options_.max_len, info.tokens_per_page);
+      request->rows[leaf].slots.reserve(slots);
+      if (info.needs_all) continue;
+      const ReserveOptions most{false, options_.max_step_tokens};
+      request->rows[leaf].leaving.reserve(info.leaf->blocks_to_reserve(slots, info.tokens_per_page, most));
+    }
   } else {
     request = std::move(spare_.back());
     spare_.pop_back();
@@ -33,6 +42,8 @@ void BlockManager::Impl::retire(std::unique_ptr<Request> request) {
   clean.rows = std::move(r.rows);
   clean.states = std::move(r.states);
   clean.scratch = std::move(r.scratch);
+  clean.unfiled = std::move(r.unfiled);
+  clean.unfiled.clear();
   clean.tokens = std::move(r.tokens);
   clean.kept = std::move(r.kept);
   clean.tokens.clear();

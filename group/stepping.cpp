@@ -423,8 +423,8 @@ void BlockManager::Impl::due_checkpoint(Request& r, StepRecord& record, StepReco
     if (filed && due) forget_filed();  // it must give way: the step overwrites it
     return;
   }
-  PendingCheckpoint pending{n, record.step.id.value(),
-                            std::vector<BlockId>(states_.size(), null_block)};
+  PendingCheckpoint pending{n, record.step.id.value(), {}};
+  pending.blocks.assign(states_.size(), null_block);
   bool pend = false;
   std::size_t next = 0;
   for (const std::uint32_t leaf : states_) {
@@ -464,7 +464,18 @@ void BlockManager::Impl::due_checkpoint(Request& r, StepRecord& record, StepReco
       pend = true;
     }
   }
-  if (pend) r.unfiled.push_back(std::move(pending));
+  if (!pend) return;
+  // Where ids lag behind, checkpoints wait for them: for as many steps as may be in flight, no more.
+  const auto ahead = std::count_if(r.unfiled.begin(), r.unfiled.end(),
+                                   [&](const PendingCheckpoint& p) { return p.tokens > r.known(); });
+  if (static_cast<std::size_t>(ahead) >= steps_.size()) {
+    const auto oldest = std::find_if(r.unfiled.begin(), r.unfiled.end(),
+                                     [&](const PendingCheckpoint& p) { return p.tokens > r.known(); });
+    drop_unfiled(
+        r, [tokens = oldest->tokens](const PendingCheckpoint& p) { return p.tokens == tokens; },
+        [&](LeafId leaf, BlockId block) { give_back(r, leaf, block); });
+  }
+  r.unfiled.push_back(std::move(pending));
 }
 
 // ---- settle
@@ -633,6 +644,7 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
       Request& r = *entry->request;
       const std::uint32_t top = touch(r);
       const std::uint32_t n = entry->begin;
+      const std::uint32_t before = r.planned;
       --r.in_flight;
       r.last_step = step.value() - 1;
       // Checkpoints that this step was to make: nobody else has used their blocks.
@@ -645,6 +657,11 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
       for (const std::uint32_t leaf : states_) {
         const LeafInfo& info = info_[leaf];
         State& state = r.states[info.kind_index];
+        if (state.read && before != n) {  // a checkpoint of the length it had gone back to
+          pool_->free(info.id, *state.read);
+          state.read.reset();
+          state.valid_from = n + 1;
+        }
         if (std::any_of(record.sources.begin(), record.sources.end(),
                         [&](const StepRecord::Source& source) {
                           return source.request == &r && source.leaf == info.id;
@@ -741,8 +758,11 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
       // What it pins there may not be what others were promised; at 0 it pins nothing.
       const std::uint32_t length = deepest_return(*r, r->planned);
       back_to(*r, promises_allow_going_back(*r, length) ? length : 0);
-      for (std::uint64_t earlier = first_step_; earlier < next_step_;
-           ++earlier) {  // they count up to there
+      for (std::uint64_t earlier = first_step_; earlier < next_step_; ++earlier) {
+        // Steps in flight count up to there, and what they read is not gone back to.
+        for (StepRecord::Source& source : record_of(earlier)->sources) {
+          if (source.request == r) source.request = nullptr;
+        }
         for (StepRecord::Entry& entry : record_of(earlier)->entries) {
           if (entry.request != r) continue;
           const std::uint32_t end = std::min(entry.begin + entry.count, r->planned);
