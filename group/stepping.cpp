@@ -901,6 +901,7 @@ void BlockManager::Impl::back_to(Request& r, std::uint32_t tokens) {
   for (const std::uint32_t leaf : states_) {
     const LeafInfo& info = info_[leaf];
     State& state = r.states[info.kind_index];
+    state.source.reset();
     if (state.read && tokens != r.planned) {
       pool_->free(info.id, *state.read);
       state.read.reset();

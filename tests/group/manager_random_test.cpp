@@ -62,7 +62,7 @@ std::vector<Mix> mixes() {
       {"full and state in out", {full(), state(in_out)}},
       {"full and state in out every 8", {full(), state(in_out)}, 4, 64, 32, 6, 30, 3, Retention::every(8)},
       {"full, two states, scratch", {full(), state(in_place, 0, "conv"), state(in_out, 0, "ssm", 8, "ssm"), scratch()}},
-      {"state alone", {state(in_place)}},
+      {"state alone", {state(in_place)}, 4, 64, 32, 1, 5},
       {"window and state spaced", {window(8), state(in_out)}, 4, 64, 32, 6, 30, 3, Retention::spaced()},
       {"full and state in place, rollback", {full(), state(in_place, 2)}},
       {"full and state in out, rollback", {full(), state(in_out, 3)}},
