@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kvleaf/group/group.h"
+#include "test_access.h"
 
 namespace kvleaf::testing {
 
@@ -157,6 +158,12 @@ class ManagerBench {
   }
   std::uint32_t hit(const std::vector<Token>& tokens, const AdmitOptions& options = {}) const {
     return manager->probe(tokens, options).hit_tokens;
+  }
+  /// Slots of these tokens that are findable, as "1101".
+  std::string findable(const std::vector<Token>& tokens, std::uint32_t leaf = 0) const {
+    std::string slots;
+    for (const bool found : testing::findable(*manager, tokens, LeafId{leaf})) slots += found ? '1' : '0';
+    return slots;
   }
   std::vector<std::uint32_t> row(std::uint64_t id, std::uint32_t leaf = 0) const {
     std::vector<std::uint32_t> blocks;
