@@ -143,7 +143,8 @@ void BlockManager::Impl::commit_run(Request& r, const LeafInfo& info, const Pref
       if (pool_->references(info.id, theirs) > 0) {
         // A twin: go on with the block that is findable, return our own. Not where a promise counts on
         // blocks that their owners hold alone, and ours would not come back at once.
-        if (!guaranteed_.empty() && !info.needs_all && (r.guarantee || r.in_flight > 0)) continue;
+        const bool back_at_once = r.in_flight == 0 && pool_->references(info.id, own) == 1;
+        if (!guaranteed_.empty() && !info.needs_all && (r.guarantee || !back_at_once)) continue;
         if (slot < row.first || slot >= row.slots.size() || !equal_next) continue;
         pool_->touch(info.id, theirs);
         row.slots[slot] = theirs;

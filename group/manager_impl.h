@@ -47,6 +47,7 @@ struct PendingCopy {
   BlockId dst{0};
   std::uint32_t tokens = 0;  // text: those below are wanted of the source
   bool spoilt = false;       // a later step that failed has overwritten the source
+  bool dst_gone = false;     // listed, and the target was given up since
 };
 
 /// A step in flight, beyond what its caller sees.
@@ -267,6 +268,8 @@ class BlockManager::Impl {
   void forget_own(Request& r, std::uint32_t from_tokens);
   /// The block is given up: what was to be done to it first is dropped, and its bytes are nobody's.
   void drop_pending(LeafId leaf, BlockId block);
+  /// Whether a copy to the block is listed or waits: until its step settles nobody else may rely on it.
+  bool awaits_copy(LeafId leaf, BlockId block) const;
 
   std::vector<BlockPool::Demand> demand_;  // scratch of serve
   std::vector<BlockId> drawn_;             // scratch of serve

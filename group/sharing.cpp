@@ -95,7 +95,22 @@ void BlockManager::Impl::give_back(Request& r, LeafId leaf, BlockId block) {
   pool_->free(leaf, block);
 }
 
+bool BlockManager::Impl::awaits_copy(LeafId leaf, BlockId block) const {
+  const auto to_block = [&](const PendingCopy& copy) { return copy.leaf == leaf && copy.dst == block; };
+  bool any = std::any_of(pending_copies_.begin(), pending_copies_.end(), to_block);
+  for (std::uint64_t step = first_step_; step < next_step_ && !any; ++step) {
+    const auto& copies = steps_[step % steps_.size()].held_copies;
+    any = std::any_of(copies.begin(), copies.end(), to_block);
+  }
+  return any;
+}
+
 void BlockManager::Impl::drop_pending(LeafId leaf, BlockId block) {
+  for (std::uint64_t step = first_step_; step < next_step_; ++step) {
+    for (PendingCopy& copy : record_of(step)->held_copies) {
+      if (copy.leaf == leaf && copy.dst == block) copy.dst_gone = true;
+    }
+  }
   const auto copy =
       std::find_if(pending_copies_.begin(), pending_copies_.end(),
                    [&](const PendingCopy& c) { return c.leaf == leaf && c.dst == block; });

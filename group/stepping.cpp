@@ -575,11 +575,7 @@ void BlockManager::Impl::file_live_state(Request& r) {
     State& state = r.states[info.kind_index];
     if (!info.tree) continue;
     if (state.ring.empty() || state.read || info.leaf->rollback() > 0) return;
-    if (std::any_of(pending_copies_.begin(), pending_copies_.end(), [&](const PendingCopy& copy) {
-          return copy.leaf == info.id && copy.dst == state.at(n);
-        })) {
-      return;  // a fork's, and not written yet
-    }
+    if (awaits_copy(info.id, state.at(n))) return;  // a fork's, and perhaps never written
     file_scratch_[info.kind_index] = state.at(n);
   }
   file_checkpoint(r, n, file_scratch_);
@@ -717,7 +713,7 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
     const bool bad =
         copy.spoilt ||
         std::find(spoilt.begin(), spoilt.end(), std::pair(copy.leaf, copy.src)) != spoilt.end();
-    const bool wanted = held(copy.leaf, copy.dst);
+    const bool wanted = !copy.dst_gone && held(copy.leaf, copy.dst);
     if (!bad && wanted) {
       ++i;
       continue;
