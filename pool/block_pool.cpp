@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "kvleaf/leaf/errors.h"
@@ -174,6 +175,75 @@ inline bool BlockPool::allow(LeafId leaf, std::uint64_t blocks,
   return allowance.needed <= left;
 }
 
+/// From the claimed huge blocks in `own`, the fullest first, as much as they have.
+std::size_t BlockPool::take_from_claimed(LeafId leaf, FullestFirst& own,
+                                         std::span<BlockId> out) noexcept {
+  LeafState& state = leaves_[leaf.value()];
+  const std::uint32_t ratio = state.divider.ratio();
+  std::size_t drawn = 0;
+  while (drawn < out.size()) {
+    const std::uint32_t huge = own.fullest();
+    if (huge == FullestFirst::none) break;
+    HugeBlock& record = huge_[huge];
+    Block* const blocks = blocks_of(huge);
+    const std::uint32_t first_id = huge * ratio + 1;
+    const std::size_t end =
+        std::min<std::size_t>(out.size(), drawn + (ratio - record.live - record.cached));
+    record.live += static_cast<std::uint32_t>(end - drawn);
+    std::uint32_t next = links_[huge].first_clean;
+    for (; drawn < end; ++drawn) {
+      const std::uint32_t index = next & ~fresh;
+      Block& block = blocks[index];
+      next = (next & fresh) != 0 ? next + 1 : static_cast<std::uint32_t>(block.key_low);
+      block.references = 1;
+      block.leaf = static_cast<std::uint16_t>(leaf.value());
+      out[drawn] = BlockId(first_id + index);
+    }
+    links_[huge].first_clean = next;
+    own.drew_from(huge);
+  }
+  state.live.add(drawn);
+  return drawn;
+}
+
+/// Where the ratio is 1: claims empty huge blocks. Returns how many.
+std::size_t BlockPool::take_single(LeafId leaf, Fate fate, Allowance& allowance,
+                                   std::span<BlockId> out) noexcept {
+  LeafState& state = leaves_[leaf.value()];
+  PageClass& page_class = *state.page_class;
+  const std::uint64_t most = std::min(empty_.get(), allowance.needed + allowance.slack);
+  const std::size_t taken = std::min<std::uint64_t>(out.size(), most);
+  Block* const records = blocks_.data();
+  HugeBlock* const huge = huge_.data();
+  const std::uint64_t stride = max_ratio_;
+  const std::uint16_t owner = page_class.number;
+  const bool valued = !worths_.empty();
+  std::uint32_t first_empty = first_empty_;
+  for (std::size_t index = 0; index < taken; ++index) {
+    const std::uint32_t number = first_empty & ~fresh;
+    Block& block = records[number * stride];
+    first_empty =
+        (first_empty & fresh) != 0 ? first_empty + 1 : static_cast<std::uint32_t>(block.key_low);
+    block.references = 1;
+    block.leaf = static_cast<std::uint16_t>(leaf.value());
+    HugeBlock& record = huge[number];
+    record.live = 1;
+    record.owner = owner;
+    record.fate = static_cast<std::uint16_t>(fate) & 1;
+    record.worth_unsure = 0;
+    if (valued) worths_[number] = Rank{0};
+    out[index] = BlockId(number + 1);
+  }
+  first_empty_ = first_empty;
+  empty_.add(-std::uint64_t{taken});
+  page_class.claimed.add(taken);
+  state.live.add(taken);
+  const std::uint64_t from_needed = std::min<std::uint64_t>(allowance.needed, taken);
+  allowance.needed -= from_needed;
+  allowance.slack -= taken - from_needed;
+  return taken;
+}
+
 std::optional<BlockId> BlockPool::allocate(LeafId leaf, Fate fate,
                                            std::optional<HugeBlockId> hint) {
   require(Work::ready, "allocate");
@@ -188,13 +258,12 @@ std::optional<BlockId> BlockPool::allocate(LeafId leaf, Fate fate,
       FullestFirst& own = page_class.clean[static_cast<std::uint32_t>(fate)];
       const std::uint32_t huge = own.fullest();
       if (huge != FullestFirst::none) {
-        take(leaf, huge, {&block, 1});
+        block = take_one(state, leaf, huge);
         own.drew_from(huge);
         return block;
       }
     } else if (empty_.get() != 0) {
-      take(leaf, claim(page_class, fate), {&block, 1});
-      return block;
+      return take_one(state, leaf, claim(page_class, fate));
     }
   }
   return allocate_slowly(leaf, fate, hint);
@@ -227,12 +296,7 @@ void BlockPool::draw(LeafId leaf, Fate fate, std::optional<HugeBlockId> hint,
   while (drawn < out.size()) {
     if (page_class.ratio > 1) {
       if (hint) drawn += take_from_hinted(leaf, fate, *hint, out.subspan(drawn));
-      while (drawn < out.size()) {
-        const std::uint32_t huge = own.fullest();
-        if (huge == FullestFirst::none) break;
-        drawn += take(leaf, huge, out.subspan(drawn));
-        own.drew_from(huge);
-      }
+      drawn += take_from_claimed(leaf, own, out.subspan(drawn));
     }
     if (drawn == out.size()) return;
     const std::size_t taken = take_from_new(leaf, fate, allowance, out.subspan(drawn));
@@ -308,43 +372,6 @@ void BlockPool::give_back(LeafId leaf, std::span<const BlockId> blocks) noexcept
 
 // ---- references --------------------------------------------------------------------------------
 
-void BlockPool::free(LeafId leaf, BlockId block) {
-  require(Work::ready, "free");
-  LeafState& state = state_of(leaf);
-  if (block.value() - 1 >= state.blocks) [[unlikely]]
-    refuse_block("free", leaf, block);
-  const Place place = place_of(state, block);
-  Block& record = block_at(place);
-  if (record.leaf != leaf.value() || !record.live()) [[unlikely]] {
-    refuse_block("free", leaf, block);
-  }
-  if (--record.references == 0) release(state, place);
-}
-
-void BlockPool::free_many(LeafId leaf, std::span<const BlockId> blocks) {
-  require(Work::ready, "free");
-  LeafState& state = state_of(leaf);
-  const bool single = state.page_class->ratio == 1;
-  // Backwards: the next to draw them gets them in the order given here.
-  for (std::size_t index = blocks.size(); index > 0;) {
-    if (single) index -= free_single(leaf, blocks.first(index));
-    if (index == 0) return;
-    const BlockId block = blocks[--index];
-    if (block.value() - 1 < state.blocks) [[likely]] {
-      const Place place = place_of(state, block);
-      Block& record = block_at(place);
-      if (record.leaf == leaf.value() && record.live()) [[likely]] {
-        if (--record.references == 0) release(state, place);
-        continue;
-      }
-    }
-    for (std::size_t done = index + 1; done < blocks.size(); ++done) {
-      take_again(state, place_of(state, blocks[done]));
-    }
-    refuse_block("free", leaf, block);
-  }
-}
-
 // Where the ratio is 1, a huge block is its one block: no lists, and one pass over the records.
 
 /// Returns references from the back, until it meets one that is not the last of an uncommitted
@@ -375,42 +402,80 @@ std::size_t BlockPool::free_single(LeafId leaf, std::span<const BlockId> blocks)
   return freed;
 }
 
-/// Claims empty huge blocks. Returns how many.
-std::size_t BlockPool::take_single(LeafId leaf, Fate fate, Allowance& allowance,
-                                   std::span<BlockId> out) noexcept {
+/// The same where the ratio is above 1; stops too at the last live block of a huge block. Those
+/// that get their first clean block are listed at the end, when it is known where they belong: no
+/// branch depends on which they are.
+std::size_t BlockPool::free_run(LeafId leaf, std::span<const BlockId> blocks) noexcept {
   LeafState& state = leaves_[leaf.value()];
   PageClass& page_class = *state.page_class;
-  const std::uint64_t most = std::min(empty_.get(), allowance.needed + allowance.slack);
-  const std::size_t taken = std::min<std::uint64_t>(out.size(), most);
   Block* const records = blocks_.data();
   HugeBlock* const huge = huge_.data();
+  CleanLink* const links = links_.data();
   const std::uint64_t stride = max_ratio_;
-  const std::uint16_t owner = page_class.number;
-  const bool valued = !worths_.empty();
-  std::uint32_t first_empty = first_empty_;
-  for (std::size_t index = 0; index < taken; ++index) {
-    const std::uint32_t number = first_empty & ~fresh;
-    Block& block = records[number * stride];
-    first_empty =
-        (first_empty & fresh) != 0 ? first_empty + 1 : static_cast<std::uint32_t>(block.key_low);
-    block.references = 1;
-    block.leaf = static_cast<std::uint16_t>(leaf.value());
-    HugeBlock& record = huge[number];
-    record.live = 1;
-    record.owner = owner;
-    record.fate = static_cast<std::uint16_t>(fate) & 1;
-    record.worth_unsure = 0;
-    if (valued) worths_[number] = Rank{0};
-    out[index] = BlockId(number + 1);
+  const std::uint32_t last = state.blocks;
+  const RatioDivider divider = state.divider;
+  std::uint32_t unlisted[64];
+  std::size_t unlisted_size = 0;
+  std::size_t freed = 0;
+  const std::size_t most = std::min(blocks.size(), std::size(unlisted));
+  for (; freed < most; ++freed) {
+    const std::uint32_t number = blocks[blocks.size() - 1 - freed].value() - 1;
+    if (number >= last) break;
+    const std::uint32_t at = divider.quotient(number);
+    const std::uint32_t index = number - at * divider.ratio();
+    Block& block = records[at * stride + index];
+    HugeBlock& record = huge[at];
+    if (block.leaf != leaf.value() || block.references != 1 || block.flags != 0) break;
+    if (record.live == 1) break;
+    block.references = 0;
+    block.key_low = links[at].first_clean;
+    links[at].first_clean = index;
+    --record.live;
+    unlisted[unlisted_size] = at;
+    unlisted_size += clean_in(page_class, record) == 1 ? 1 : 0;
   }
-  first_empty_ = first_empty;
-  empty_.add(-std::uint64_t{taken});
-  page_class.claimed.add(taken);
-  state.live.add(taken);
-  const std::uint64_t from_needed = std::min<std::uint64_t>(allowance.needed, taken);
-  allowance.needed -= from_needed;
-  allowance.slack -= taken - from_needed;
-  return taken;
+  state.live.add(-std::uint64_t{freed});
+  for (std::size_t index = 0; index < unlisted_size; ++index) {
+    page_class.clean[huge[unlisted[index]].fate].insert(unlisted[index]);
+  }
+  return freed;
+}
+
+void BlockPool::free(LeafId leaf, BlockId block) {
+  require(Work::ready, "free");
+  LeafState& state = state_of(leaf);
+  if (block.value() - 1 >= state.blocks) [[unlikely]]
+    refuse_block("free", leaf, block);
+  const Place place = place_of(state, block);
+  Block& record = block_at(place);
+  if (record.leaf != leaf.value() || !record.live()) [[unlikely]] {
+    refuse_block("free", leaf, block);
+  }
+  if (--record.references == 0) release(state, place);
+}
+
+void BlockPool::free_many(LeafId leaf, std::span<const BlockId> blocks) {
+  require(Work::ready, "free");
+  LeafState& state = state_of(leaf);
+  const bool single = state.page_class->ratio == 1;
+  // Backwards: the next to draw them gets them in the order given here.
+  for (std::size_t index = blocks.size(); index > 0;) {
+    index -= single ? free_single(leaf, blocks.first(index)) : free_run(leaf, blocks.first(index));
+    if (index == 0) return;
+    const BlockId block = blocks[--index];
+    if (block.value() - 1 < state.blocks) [[likely]] {
+      const Place place = place_of(state, block);
+      Block& record = block_at(place);
+      if (record.leaf == leaf.value() && record.live()) [[likely]] {
+        if (--record.references == 0) release(state, place);
+        continue;
+      }
+    }
+    for (std::size_t done = index + 1; done < blocks.size(); ++done) {
+      take_again(state, place_of(state, blocks[done]));
+    }
+    refuse_block("free", leaf, block);
+  }
 }
 
 /// Undoes the return of one reference, last undone first.

@@ -303,12 +303,15 @@ class BlockPool {
   std::optional<BlockId> allocate_slowly(LeafId leaf, Fate fate, std::optional<HugeBlockId> hint);
   std::size_t take_from_hinted(LeafId leaf, Fate fate, HugeBlockId hint,
                                std::span<BlockId> out) noexcept;
+  std::size_t take_from_claimed(LeafId leaf, FullestFirst& own, std::span<BlockId> out) noexcept;
   std::size_t take_single(LeafId leaf, Fate fate, Allowance& allowance,
                           std::span<BlockId> out) noexcept;
   std::size_t free_single(LeafId leaf, std::span<const BlockId> blocks) noexcept;
+  std::size_t free_run(LeafId leaf, std::span<const BlockId> blocks) noexcept;
   std::size_t take_from_new(LeafId leaf, Fate fate, Allowance& allowance,
                             std::span<BlockId> out) noexcept;
   std::uint32_t take(LeafId leaf, std::uint32_t huge, std::span<BlockId> out) noexcept;
+  BlockId take_one(LeafState& state, LeafId leaf, std::uint32_t huge) noexcept;
   void give_back(LeafId leaf, std::span<const BlockId> blocks) noexcept;
   void take_again(LeafState& leaf, Place place) noexcept;
 

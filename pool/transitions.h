@@ -234,4 +234,21 @@ inline std::uint32_t BlockPool::take(LeafId leaf, std::uint32_t huge,
   return taken;
 }
 
+/// The same for one block, where most draws come from.
+inline BlockId BlockPool::take_one(LeafState& state, LeafId leaf, std::uint32_t huge) noexcept {
+  const std::uint32_t ratio = state.divider.ratio();
+  Block* const blocks = blocks_of(huge);
+  std::uint32_t index = 0;
+  if (ratio > 1) {
+    std::uint32_t& next = links_[huge].first_clean;
+    index = next & ~fresh;
+    next = (next & fresh) != 0 ? next + 1 : static_cast<std::uint32_t>(blocks[index].key_low);
+  }
+  blocks[index].references = 1;
+  blocks[index].leaf = static_cast<std::uint16_t>(leaf.value());
+  ++state.live;
+  ++huge_[huge].live;
+  return BlockId(huge * ratio + index + 1);
+}
+
 }  // namespace kvleaf
