@@ -237,7 +237,7 @@ void BlockManager::Impl::claim(Request& r, const Found& found, std::uint32_t hit
       Row& row = r.rows[info.id.value()];
       const std::uint32_t slots = hit / info.tokens_per_page;
       row.slots.assign(ceil_div(tokens, info.tokens_per_page), null_block);
-      row.note_change(0);
+      r.note_change(row, 0);
       row.first = 0;
       if (!info.tree || tokens == 0) continue;
       const SlotReach reach = info.pattern.slots(tokens, info.tokens_per_page);
@@ -785,7 +785,7 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
       r.encoder = encoder;
       for (std::size_t i = 0; i < encoders_.size(); ++i) {
         r.rows[encoders_[i]].slots = encoder->blocks[i];
-        r.rows[encoders_[i]].note_change(0);
+        r.note_change(r.rows[encoders_[i]], 0);
       }
     }
     if (caching_) {

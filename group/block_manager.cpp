@@ -185,13 +185,15 @@ BlockManager::Impl::Impl(Leaves leaves, ManagerOptions options)
 
 BlockManager::Impl::~Impl() = default;
 
-Request& BlockManager::Impl::get(RequestId id) const {
+Request* BlockManager::Impl::find(RequestId id) const noexcept {
   const auto it = requests_.find(id);
-  if (it == requests_.end()) {
-    throw RequestError(
-        fmt::format("request {} is not live; {} requests are", id.value(), requests_.size()));
-  }
-  return *it->second;
+  return it == requests_.end() ? nullptr : it->second.get();
+}
+
+Request& BlockManager::Impl::get(RequestId id) const {
+  if (Request* request = find(id)) return *request;
+  throw RequestError(
+      fmt::format("request {} is not live; {} requests are", id.value(), requests_.size()));
 }
 
 StepRecord* BlockManager::Impl::record_of(std::uint64_t step) noexcept {

@@ -95,6 +95,8 @@ void BlockManager::Impl::commit(Request& r) {
   if (!caching_ || !r.publish) return;
   const std::uint32_t P = options_.page_tokens;
   const std::uint32_t limit = std::min({r.computed, r.known(), r.addressable});
+  // Most steps complete no page. What the next token completes is looked for below.
+  if (limit < (r.committed + std::uint64_t{1}) * P && !any_ahead_ && r.unfiled.empty()) return;
   while (r.committed < limit / P) {
     TreeCursor cursor = r.cursor;
     const PrefixTree::Run run =
@@ -148,7 +150,7 @@ void BlockManager::Impl::commit_run(Request& r, const LeafInfo& info, const Pref
         if (slot < row.first || slot >= row.slots.size() || !equal_next) continue;
         pool_->touch(info.id, theirs);
         row.slots[slot] = theirs;
-        row.note_change(slot);
+        r.note_change(row, slot);
         give_back(r, info.id, own);
         ++counters_.twins;
         continue;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kvleaf/pool/geometry.h"
+#include "kvleaf/pool/ratio_divider.h"
 
 namespace kvleaf {
 
@@ -17,9 +18,9 @@ class LastWriter {
       : huge_blocks_(geometry.huge_blocks(), Huge{}), leaves_(geometry.leaves().size()) {
     for (std::size_t i = 0; i < leaves_.size(); ++i) {
       const LeafGeometry& g = geometry.leaves()[i];
-      leaves_[i] = {static_cast<std::uint32_t>(g.ratio),
+      leaves_[i] = {RatioDivider(static_cast<std::uint32_t>(g.ratio)),
                     static_cast<std::uint16_t>(g.page_class.value() + 1)};
-      most_ = std::max(most_, leaves_[i].ratio);
+      most_ = std::max(most_, leaves_[i].divider.ratio());
     }
     writers_.resize(geometry.huge_blocks() * most_, untouched);
   }
@@ -27,13 +28,13 @@ class LastWriter {
   /// The block is drawn for `leaf`. True if its bytes last served another leaf.
   bool draw(LeafId leaf, BlockId block) noexcept {
     const Leaf& of = leaves_[leaf.value()];
-    const std::uint32_t huge = (block.value() - 1) / of.ratio;
-    const std::uint32_t index = (block.value() - 1) % of.ratio;
+    const std::uint32_t huge = of.divider.quotient(block.value() - 1);
+    const std::uint32_t index = block.value() - 1 - huge * of.divider.ratio();
     std::uint16_t* writers = writers_.data() + std::size_t{huge} * most_;
     if (huge_blocks_[huge].page_class != of.page_class) {
       // Another tiling: which bytes were written is not known block by block any more.
       const std::uint16_t before = huge_blocks_[huge].page_class == 0 ? untouched : somebody;
-      std::fill(writers, writers + of.ratio, before);
+      std::fill(writers, writers + of.divider.ratio(), before);
       huge_blocks_[huge].page_class = of.page_class;
     }
     const std::uint16_t writer = writers[index];
@@ -45,10 +46,15 @@ class LastWriter {
   /// somebody's.
   void forget(LeafId leaf, BlockId block) noexcept {
     const Leaf& of = leaves_[leaf.value()];
-    const std::uint32_t huge = (block.value() - 1) / of.ratio;
+    const std::uint32_t huge = of.divider.quotient(block.value() - 1);
     if (huge_blocks_[huge].page_class != of.page_class)
       return;  // forgotten with the whole huge block
-    writers_[std::size_t{huge} * most_ + (block.value() - 1) % of.ratio] = somebody;
+    writers_[std::size_t{huge} * most_ + (block.value() - 1 - huge * of.divider.ratio())] = somebody;
+  }
+
+  /// Of a block that the leaf has.
+  HugeBlockId huge_block_of(LeafId leaf, BlockId block) const noexcept {
+    return HugeBlockId(leaves_[leaf.value()].divider.quotient(block.value() - 1));
   }
 
   /// Huge blocks behind the old end hold fresh, zeroed memory.
@@ -62,7 +68,7 @@ class LastWriter {
   static constexpr std::uint16_t untouched = 0xffff;
   static constexpr std::uint16_t somebody = 0xfffe;
   struct Leaf {
-    std::uint32_t ratio = 1;
+    RatioDivider divider;
     std::uint16_t page_class = 0;  // from 1
   };
   struct Huge {

@@ -49,6 +49,7 @@ void BlockManager::Impl::audit() const {
     for (const std::uint32_t leaf : encoders_) {
       for (const BlockId block : r->rows[leaf].slots) hold(LeafId{leaf}, block);
     }
+    audit_bounds(*r);
     for (const std::uint32_t leaf : states_) {
       const State& state = r->states[info_[leaf].kind_index];
       for (const BlockId block : state.ring) hold(LeafId{leaf}, block);
@@ -129,6 +130,37 @@ void BlockManager::Impl::audit() const {
   for (const auto& [id, r] : requests_) with_encoder += r->encoder != nullptr ? 1 : 0;
   if (users != with_encoder)
     broken(fmt::format("users of encoder inputs {} == requests with one {}", users, with_encoder));
+}
+
+void BlockManager::Impl::audit_bounds(const Request& r) const {
+  const auto broken = [&](const LeafInfo& info, const std::string& what) {
+    throw InvariantError(fmt::format("block manager: request {} at {} tokens, leaf '{}': {}",
+                                     r.id.value(), r.planned, info.leaf->leaf_id(), what));
+  };
+  for (const std::uint32_t leaf : text_) {
+    const LeafInfo& info = info_[leaf];
+    const Row& row = r.rows[leaf];
+    if (r.planned < r.open_until) {
+      const std::uint64_t end = row.slots.size() * std::uint64_t{info.tokens_per_page};
+      if (end < r.open_until)
+        broken(info, fmt::format("pages up to {} >= open until {}", end, r.open_until));
+      if (r.planned % info.tokens_per_page != 0) {
+        const BlockId block = row.slots[r.planned / info.tokens_per_page];
+        if (block == null_block || pool_->committed(info.id, block) ||
+            shared(info.id, block, r.planned))
+          broken(info, fmt::format("open until {}, and page {} is its own", r.open_until,
+                                   block.value()));
+      }
+    }
+    if (r.slide_at > 0 && !info.needs_all) {
+      const std::uint32_t before = std::min(r.slide_at - 1, options_.max_len);
+      const std::uint32_t tail = info.pattern.slots(before, info.tokens_per_page).tail_begin;
+      if (tail > row.first)
+        broken(info, fmt::format("tail at slot {} at {} tokens <= {}, nothing slides before {}", tail,
+                                 before, row.first, r.slide_at));
+    }
+    if (!row.leaving.empty() && !r.may_leave) broken(info, "blocks leave, and it says that none do");
+  }
 }
 
 ManagerStats BlockManager::Impl::stats() const {

@@ -59,6 +59,7 @@ struct StepRecord {
     std::uint32_t begin = 0;
     std::uint32_t count = 0;
     std::uint32_t known = 0;     // ids known when it was begun
+    std::uint32_t stands = 0;    // tokens of `count` that settle: fewer where drafts were rejected
     bool cleared_state = false;  // its states were zero-filled in this step
   };
   /// What a state is read from, where that is not the block it is written to; one reference, freed
@@ -104,8 +105,10 @@ class BlockManager::Impl {
 
   // ---- manager_audit.cpp
   void audit() const;
+  void audit_bounds(const Request& r) const;  // what its steps are spared, it does not need
   ManagerStats stats() const;
 
+  Request* find(RequestId id) const noexcept;  // null: not live
   Request& get(RequestId id) const;
   StepRecord* record_of(std::uint64_t step) noexcept;  // in flight, else nullptr
 
@@ -201,7 +204,22 @@ class BlockManager::Impl {
   void plan_kept(Request& r, std::uint32_t junction) const;
 
   // ---- stepping.cpp
+  /// Finds the batch's requests, into batch_. Throws RequestError for one that cannot be planned so.
+  void check_batch(std::span<const StepRequest> batch);
+  void check_row(const Request& r, StepRequest row, std::size_t index, bool twice) const;
   bool serve(Request& r, std::uint32_t new_tokens, StepRecord& record, std::string& why);
+  StepRecord::Entry& plan_row(Request& r, std::uint32_t new_tokens, StepRecord& record);
+  /// Serves the rows from `first` on that need nothing but pages of text behind those they have, in one
+  /// transaction. Returns how many; 0, with nothing changed, where their pages do not fit together.
+  std::size_t serve_growing(std::span<const StepRequest> batch, std::size_t first,
+                            StepRecord& record);
+  static std::uint32_t missing_slots(const Row& row, std::uint32_t tokens_per_page,
+                                     std::uint32_t tokens) noexcept;
+  /// Puts drawn blocks behind r's row, up to `tokens`; returns those behind them.
+  const BlockId* extend(Request& r, const LeafInfo& info, std::uint32_t tokens,
+                        const BlockId* drawn, StepRecord& record);
+  /// The least length at which one of r's rows slides further than it has.
+  std::uint32_t next_slide(const Request& r) const;
   /// Whether somebody else may still read the block after a forward that writes to it from token
   /// `from` on.
   bool shared(LeafId leaf, BlockId block, std::uint32_t from) const;
@@ -271,6 +289,10 @@ class BlockManager::Impl {
   /// Whether a copy to the block is listed or waits: until its step settles nobody else may rely on it.
   bool awaits_copy(LeafId leaf, BlockId block) const;
 
+  /// Of the step begun last, in row order: the next one is mostly of the same. A request that has ended
+  /// since has another serial, or none.
+  std::vector<Request*> batch_;
+  std::vector<StepRecord::Entry*> kept_;   // scratch of settle
   std::vector<BlockPool::Demand> demand_;  // scratch of serve
   std::vector<BlockId> drawn_;             // scratch of serve
   std::vector<std::uint64_t> wanted_;      // scratch of would_fit

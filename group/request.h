@@ -21,6 +21,8 @@ namespace kvleaf {
 /// Observers of row changes: each is told the first slot that changed since it last looked.
 inline constexpr std::size_t max_row_observers = 4;
 inline constexpr std::uint32_t unchanged = std::numeric_limits<std::uint32_t>::max();
+inline constexpr std::uint8_t all_observers = 0xff;
+static_assert(max_row_observers <= 8, "a request keeps a bit for each");
 
 /// One request's blocks in one leaf that is written token by token, or in an encoder leaf.
 struct Row {
@@ -106,6 +108,14 @@ struct Request {
   bool publish = true;           // false once the cache was reset
   std::uint64_t batch_mark = 0;  // the call of begin_step that last met it
 
+  // What spares a decode step a look at every leaf. Both are bounds that may be lower than need be; 0
+  // says that nothing is known, and whoever takes slots from a row, gives them back or shares them
+  // says so.
+  std::uint32_t open_until = 0;  // steps up to this length neither draw nor copy pages of text
+  std::uint32_t slide_at = 0;    // below this length no row slides
+  bool may_leave = false;        // some row may have blocks that leave
+  std::uint8_t unseen = all_observers;  // observers that have not seen the last change of a row
+
   TreeCursor cursor;                  // behind its committed pages; its segment is pinned
   std::uint32_t committed = 0;        // pages filed in the tree
   std::uint32_t ahead_committed = 0;  // the same, of leaves that need the next token
@@ -123,6 +133,12 @@ struct Request {
   EncoderNode* encoder = nullptr;
 
   std::uint32_t known() const noexcept { return static_cast<std::uint32_t>(tokens.size()); }
+  /// Slots of `row`, one of its rows, have changed from this one on.
+  void note_change(Row& row, std::uint32_t slot) noexcept {
+    row.note_change(slot);
+    unseen = all_observers;
+  }
+  void forget_bounds() noexcept { open_until = slide_at = 0; }
 };
 
 }  // namespace kvleaf

@@ -327,6 +327,7 @@ void BlockManager::Impl::fork(RequestId parent, RequestId child) {
   c.cursor = p.cursor;
   if (caching_ && c.publish) tree_->pin(c.cursor.segment);
 
+  p.forget_bounds();  // its partly filled pages are read by copies now
   std::size_t next = 0;
   const auto copy_from = [&](LeafId leaf, BlockId src, BlockId dst) {
     // A block that is itself still to be copied: copy the original.
@@ -346,7 +347,7 @@ void BlockManager::Impl::fork(RequestId parent, RequestId child) {
     Row& to = c.rows[leaf];
     to.slots.assign(from.slots.begin(), from.slots.end());
     to.first = from.first;
-    to.note_change(0);
+    c.note_change(to, 0);
     const bool own_last = partly(info);
     if (own_last) to.slots.back() = drawn_[next++];
     for (std::size_t slot = 0; slot < to.slots.size() - (own_last ? 1 : 0); ++slot) {
@@ -379,7 +380,7 @@ void BlockManager::Impl::fork(RequestId parent, RequestId child) {
     ++c.encoder->users;
     for (std::size_t i = 0; i < encoders_.size(); ++i) {
       c.rows[encoders_[i]].slots = c.encoder->blocks[i];
-      c.rows[encoders_[i]].note_change(0);
+      c.note_change(c.rows[encoders_[i]], 0);
       pool_->touch_many(LeafId{encoders_[i]}, c.encoder->blocks[i]);
     }
   }

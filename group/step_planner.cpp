@@ -1,6 +1,9 @@
 #include "kvleaf/group/step_planner.h"
 
 #include <fmt/format.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include <algorithm>
 #include <cstring>
@@ -12,9 +15,12 @@
 namespace kvleaf {
 namespace {
 
-constexpr std::size_t alignment = 64;
+// Tables of long requests spread the entries that a step writes over as many memory pages as there are
+// rows: huge pages keep them within reach of the processor's address translation.
+constexpr std::size_t huge_page = std::size_t{2} << 20;
 
 struct Free {
+  std::size_t alignment = 64;
   void operator()(std::byte* memory) const noexcept {
     ::operator delete[](memory, std::align_val_t{alignment});
   }
@@ -22,10 +28,14 @@ struct Free {
 using Memory = std::unique_ptr<std::byte[], Free>;
 
 Memory zeroed(std::size_t bytes) {
+  const Free free{bytes >= huge_page ? huge_page : std::size_t{64}};
   auto* memory = static_cast<std::byte*>(
-      ::operator new[](std::max<std::size_t>(bytes, 1), std::align_val_t{alignment}));
+      ::operator new[](std::max<std::size_t>(bytes, 1), std::align_val_t{free.alignment}));
+#if defined(__linux__)
+  if (bytes >= huge_page) madvise(memory, bytes / huge_page * huge_page, MADV_HUGEPAGE);
+#endif
   std::memset(memory, 0, bytes);
-  return Memory(memory);
+  return Memory(memory, free);
 }
 
 std::int64_t elements(const StagedArray& array) {
@@ -45,6 +55,8 @@ struct StepPlan::Data {
     /// Bytes that differ from the previous plan, per array.
     std::vector<std::vector<ByteRange>> dirty;
     bool reported = false;
+    std::uint32_t batch = 0;  // what `narrowed` was narrowed to; 0: nothing yet
+    std::uint32_t num_blocks = 0;
     std::vector<std::int64_t> slot_mapping;
   };
   std::uint64_t plan = 0;  // number of the plan whose contents these arrays have; 0: zeros
@@ -149,8 +161,25 @@ class StepPlanner::Impl {
     std::uint32_t entries_per_page = 0;
     bool delta = false;
     bool live_span = false;
-    std::vector<std::uint32_t>
-        filled;  // per row: what the leaf remembers, see RowDelta::filled_columns
+    std::uint32_t head_slots = 0;
+    // Per row of the batch:
+    std::vector<std::uint32_t> filled;  // what the leaf remembers, see RowDelta::filled_columns
+    std::vector<RowDelta> deltas;       // as the leaf was told last
+    std::vector<std::uint32_t> depths;  // slots that its table needs
+    std::vector<std::int64_t> next_entries;  // of the slot mapping, in the page of its last token
+  };
+  /// A row of this plan.
+  struct RowPlan {
+    Request* request = nullptr;
+    std::uint32_t begin = 0;  // tokens before this step
+    std::uint32_t count = 0;
+    bool stays = false;    // the request had this row in the previous plan
+    bool goes_on = false;  // and has since taken, lost or changed no slot of any row
+  };
+  /// Who has a row since the previous plan: a serial, 0 for nobody, and up to where it was planned.
+  struct Owner {
+    std::uint64_t serial = 0;
+    std::uint32_t end = 0;
   };
 
   void check(std::span<const StepRequest> batch, std::optional<std::uint32_t> pad_to) const;
@@ -158,16 +187,18 @@ class StepPlanner::Impl {
   void narrow(LeafPlan& leaf, Set::LeafArrays& arrays, std::uint32_t batch,
               std::uint32_t num_blocks) const;
   void stage(LeafPlan& leaf, Set& set, std::uint64_t step);
-  void map_slots(const LeafPlan& leaf, Set& set);
+  void lay_out(LeafPlan& leaf, Set& set);
+  void lay_out_states(LeafPlan& leaf, std::uint64_t step);
+  void lay_out_scratch(LeafPlan& leaf);
+  std::span<const std::span<const BlockId>> whole_rows(const LeafPlan& leaf, std::uint32_t batch);
+  void map_slots(LeafPlan& leaf, Set& set);
   void forget_all();
 
   std::vector<LeafPlan> leaves_;
   std::vector<StepPlan> plans_;  // one per host set
   std::uint64_t plans_made_ = 0;
-  std::vector<std::uint64_t>
-      owners_;  // serial of the request in each row of the previous plan; 0: none
-  std::vector<Request*> requests_;                    // of this plan, in row order
-  std::vector<RowDelta> deltas_;                      // scratch
+  std::vector<Owner> owners_;
+  std::vector<RowPlan> rows_;                         // of this plan
   std::vector<std::span<const BlockId>> full_;        // scratch
   std::vector<std::array<BlockId, 2>> state_blocks_;  // scratch: what full_ points to for states
   std::size_t observer_ = 0;                          // our entry of Row::changed
@@ -207,7 +238,13 @@ StepPlanner::Impl::Impl(BlockManager& manager, PlannerOptions options)
       case Writing::in_place:
       case Writing::exclusive: leaf.columns = 1; break;
     }
+    leaf.head_slots = ceil_div(info.pattern.head(), info.tokens_per_page);
     leaf.filled.assign(options_.max_batch, 0);
+    leaf.deltas.resize(options_.max_batch);
+    for (std::size_t i = 0; i < leaf.deltas.size(); ++i)
+      leaf.deltas[i].filled_columns = &leaf.filled[i];
+    leaf.depths.assign(options_.max_batch, 0);
+    leaf.next_entries.assign(options_.max_batch, 0);
     leaves_.push_back(std::move(leaf));
   }
   const std::size_t sets = core_.options_.max_steps_in_flight;
@@ -243,9 +280,8 @@ StepPlanner::Impl::Impl(BlockManager& manager, PlannerOptions options)
     plan.data_ = std::move(set);
     plans_.push_back(std::move(plan));
   }
-  owners_.assign(options_.max_batch, 0);
-  requests_.reserve(options_.max_batch);
-  deltas_.reserve(options_.max_batch);
+  owners_.assign(options_.max_batch, {});
+  rows_.reserve(options_.max_batch);
   full_.reserve(options_.max_batch);
   state_blocks_.reserve(options_.max_batch);
 }
@@ -263,12 +299,14 @@ void StepPlanner::Impl::check(std::span<const StepRequest> batch,
     throw PlanShapeError(fmt::format("{} tokens in one step; the planner was built for {}", tokens,
                                      options_.max_step_tokens));
   }
+  if (core_.encoders_.empty()) return;
   for (std::size_t i = 0; i < batch.size(); ++i) {
-    const Request& r = core_.get(batch[i].request);
-    if (r.encoder != nullptr && r.encoder->tokens > options_.max_encoder_tokens) {
+    const Request* r = core_.find(batch[i].request);
+    if (r != nullptr && r->encoder != nullptr &&
+        r->encoder->tokens > options_.max_encoder_tokens) {
       throw PlanShapeError(
           fmt::format("row {}: request {} has {} encoder tokens; the planner was built for {}", i,
-                      r.id.value(), r.encoder->tokens, options_.max_encoder_tokens));
+                      r->id.value(), r->encoder->tokens, options_.max_encoder_tokens));
     }
   }
 }
@@ -317,73 +355,121 @@ void StepPlanner::Impl::narrow(LeafPlan& leaf, Set::LeafArrays& arrays, std::uin
   }
 }
 
-void StepPlanner::Impl::stage(LeafPlan& leaf, Set& set, std::uint64_t step) {
+void StepPlanner::Impl::lay_out(LeafPlan& leaf, Set& set) {
+  // A row that goes on in its blocks is told again with nothing new.
   const LeafInfo& info = *leaf.info;
-  Set::LeafArrays& arrays = set.leaves[info.id.value()];
-  deltas_.clear();
+  const bool encoder = info.writing == Writing::write_once;
+  RowDelta* const deltas = leaf.deltas.data();
+  const std::size_t rows = rows_.size();
+  for (std::size_t i = 0; i < rows; ++i) {
+    const RowPlan& row = rows_[i];
+    RowDelta& delta = deltas[i];
+    delta.computed = row.begin;
+    delta.new_tokens = row.count;
+    if (encoder) {
+      delta.computed = row.request->encoder != nullptr ? row.request->encoder->tokens : 0;
+      delta.new_tokens = 0;
+    }
+    delta.new_owner = !row.stays;
+    delta.padding = false;
+    if (row.goes_on) {
+      delta.first_changed_slot += static_cast<std::uint32_t>(delta.blocks.size());
+      delta.blocks = {};
+      continue;
+    }
+    Row& slots = row.request->rows[info.id.value()];
+    const auto end = static_cast<std::uint32_t>(slots.slots.size());
+    delta.first_changed_slot = row.stays ? std::min(slots.changed[observer_], end) : 0;
+    delta.blocks = std::span(slots.slots).subspan(delta.first_changed_slot);
+    slots.changed[observer_] = unchanged;
+    const std::uint32_t head = std::min(leaf.head_slots, slots.first);
+    leaf.depths[i] = leaf.live_span ? head + end - slots.first : end;
+  }
+  for (std::size_t i = rows_.size(); i < set.batch; ++i) leaf.depths[i] = 0;
+}
+
+void StepPlanner::Impl::lay_out_states(LeafPlan& leaf, std::uint64_t step) {
+  const LeafInfo& info = *leaf.info;
+  const bool apart = info.leaf->state_kernel() == StateKernel::in_out;
+  for (std::uint32_t i = 0; i < rows_.size(); ++i) {
+    const RowPlan& row = rows_[i];
+    RowDelta& delta = leaf.deltas[i];
+    State& state = row.request->states[info.kind_index];
+    delta.new_owner = !row.stays;
+    delta.padding = false;
+    delta.computed = row.begin;
+    delta.new_tokens = row.count;
+    delta.write_block = state.at(row.begin + row.count);
+    delta.read_block = !apart                                      ? delta.write_block
+                       : state.source && state.source_step == step ? *state.source
+                                                                   : state.at(row.begin);
+  }
+}
+
+void StepPlanner::Impl::lay_out_scratch(LeafPlan& leaf) {
+  const LeafInfo& info = *leaf.info;
+  for (std::uint32_t i = 0; i < rows_.size(); ++i) {
+    const RowPlan& row = rows_[i];
+    RowDelta& delta = leaf.deltas[i];
+    delta.new_owner = !row.stays;
+    delta.padding = false;
+    delta.computed = row.begin;
+    delta.new_tokens = row.count;
+    delta.write_block = delta.read_block = *row.request->scratch[info.kind_index];
+    delta.first_changed_slot = row.stays ? 1 : 0;
+    delta.blocks = row.stays ? std::span<const BlockId>() : std::span(&delta.write_block, 1);
+  }
+}
+
+std::span<const std::span<const BlockId>> StepPlanner::Impl::whole_rows(const LeafPlan& leaf,
+                                                                        std::uint32_t batch) {
+  const LeafInfo& info = *leaf.info;
   full_.clear();
   state_blocks_.clear();
-  std::uint32_t deepest = 1;
-  for (std::uint32_t i = 0; i < set.batch; ++i) {
-    RowDelta delta;
-    if (i >= requests_.size()) {
-      delta.padding = true;
-      delta.new_owner = owners_[i] != 0;
-      delta.filled_columns = &leaf.filled[i];
-      deltas_.push_back(delta);
+  for (std::uint32_t i = 0; i < batch; ++i) {
+    const RowDelta& delta = leaf.deltas[i];
+    if (delta.padding) {
       full_.emplace_back();
       continue;
     }
-    Request& r = *requests_[i];
-    delta.new_owner = owners_[i] != r.serial;
-    delta.filled_columns = &leaf.filled[i];
-    delta.new_tokens = static_cast<std::uint32_t>(set.cu_seqlens[i + 1] - set.cu_seqlens[i]);
-    delta.computed = static_cast<std::uint32_t>(set.seq_lens[i]) - delta.new_tokens;
     switch (info.writing) {
       case Writing::append:
-      case Writing::write_once: {
-        Row& row = r.rows[info.id.value()];
-        const auto slots = static_cast<std::uint32_t>(row.slots.size());
-        delta.first_changed_slot = delta.new_owner ? 0 : std::min(row.changed[observer_], slots);
-        delta.blocks = std::span(row.slots).subspan(delta.first_changed_slot);
-        row.changed[observer_] = unchanged;
-        full_.emplace_back(row.slots);
-        if (info.writing == Writing::write_once) {
-          delta.computed = r.encoder != nullptr ? r.encoder->tokens : 0;
-          delta.new_tokens = 0;
-        }
-        const std::uint32_t head =
-            std::min(ceil_div(info.pattern.head(), info.tokens_per_page), row.first);
-        deepest = std::max(deepest, leaf.live_span ? head + slots - row.first : slots);
+      case Writing::write_once:
+        full_.emplace_back(rows_[i].request->rows[info.id.value()].slots);
         break;
-      }
       case Writing::in_place: {
-        State& state = r.states[info.kind_index];
-        delta.write_block = state.at(delta.computed + delta.new_tokens);
         const bool apart = info.leaf->state_kernel() == StateKernel::in_out;
-        delta.read_block = !apart                                      ? delta.write_block
-                           : state.source && state.source_step == step ? *state.source
-                                                                       : state.at(delta.computed);
         state_blocks_.push_back({delta.read_block, delta.write_block});
         full_.emplace_back(state_blocks_.back().data() + (apart ? 0 : 1), apart ? 2 : 1);
         break;
       }
-      case Writing::exclusive: {
-        delta.write_block = *r.scratch[info.kind_index];
-        delta.read_block = delta.write_block;
-        state_blocks_.push_back({delta.read_block, delta.write_block});
-        delta.blocks = std::span(state_blocks_.back()).first(1);
-        full_.emplace_back(delta.blocks);
-        if (!delta.new_owner) {
-          delta.first_changed_slot = 1;
-          delta.blocks = {};
-        }
-        break;
-      }
+      case Writing::exclusive: full_.emplace_back(&delta.write_block, 1); break;
     }
-    deltas_.push_back(delta);
   }
-  narrow(leaf, arrays, set.batch, deepest);
+  return full_;
+}
+
+void StepPlanner::Impl::stage(LeafPlan& leaf, Set& set, std::uint64_t step) {
+  const LeafInfo& info = *leaf.info;
+  Set::LeafArrays& arrays = set.leaves[info.id.value()];
+  switch (info.writing) {
+    case Writing::append:
+    case Writing::write_once: lay_out(leaf, set); break;
+    case Writing::in_place: lay_out_states(leaf, step); break;
+    case Writing::exclusive: lay_out_scratch(leaf); break;
+  }
+  for (std::size_t i = rows_.size(); i < set.batch; ++i) {
+    std::uint32_t* const filled = leaf.deltas[i].filled_columns;
+    leaf.deltas[i] = {.new_owner = owners_[i].serial != 0, .padding = true, .filled_columns = filled};
+  }
+  std::uint32_t deepest = 1;
+  for (std::uint32_t i = 0; i < set.batch; ++i) deepest = std::max(deepest, leaf.depths[i]);
+  if (arrays.batch != set.batch || arrays.num_blocks != deepest) {
+    arrays.batch = 0;  // where a leaf refuses its shape
+    narrow(leaf, arrays, set.batch, deepest);
+    arrays.batch = set.batch;
+    arrays.num_blocks = deepest;
+  }
   for (auto& ranges : arrays.dirty) ranges.clear();
   arrays.reported = false;
   StagedArrays into({arrays.narrowed.data(), arrays.narrowed.size()});
@@ -405,9 +491,9 @@ void StepPlanner::Impl::stage(LeafPlan& leaf, Set& set, std::uint64_t step) {
           }
         },
         &arrays);
-    leaf.info->leaf->write_staged_delta(deltas_, into);
+    info.leaf->write_staged_delta(std::span(leaf.deltas).first(set.batch), into);
   } else {
-    leaf.info->leaf->write_staged_inputs(full_, into);
+    info.leaf->write_staged_inputs(whole_rows(leaf, set.batch), into);
   }
   if (!arrays.reported) {  // all of it, row by row of the outermost dimension
     for (std::size_t a = 0; a < arrays.narrowed.size(); ++a) {
@@ -427,30 +513,52 @@ void StepPlanner::Impl::stage(LeafPlan& leaf, Set& set, std::uint64_t step) {
   }
 }
 
-void StepPlanner::Impl::map_slots(const LeafPlan& leaf, Set& set) {
+void StepPlanner::Impl::map_slots(LeafPlan& leaf, Set& set) {
   // Entry of token t: block of its slot · entries per page + entry in the page.
   const LeafInfo& info = *leaf.info;
   const std::uint32_t P = info.tokens_per_page;
   const std::uint32_t tokens_per_entry = P / leaf.entries_per_page;
   std::int64_t* out = set.leaves[info.id.value()].slot_mapping.data();
-  for (std::size_t i = 0; i < requests_.size(); ++i) {
-    const Row& row = requests_[i]->rows[info.id.value()];
-    const auto end = static_cast<std::uint32_t>(set.seq_lens[i]);
-    auto t = end - static_cast<std::uint32_t>(set.cu_seqlens[i + 1] - set.cu_seqlens[i]);
-    while (t < end) {
-      const std::uint32_t slot = t / P;
-      const std::uint32_t stop =
-          static_cast<std::uint32_t>(std::min<std::uint64_t>(end, (std::uint64_t{slot} + 1) * P));
-      const std::int64_t base = std::int64_t{row.slots[slot].value()} * leaf.entries_per_page;
-      std::uint32_t in_page = t - slot * P;
+  std::int64_t* const next = leaf.next_entries.data();
+  const RowPlan* const rows = rows_.data();
+  const std::size_t count = rows_.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    const RowPlan& row = rows[i];
+    if (row.goes_on && tokens_per_entry == 1) {  // in the page of its last token
+      std::int64_t entry = next[i];
+      *out++ = entry++;
+      for (std::uint32_t t = 1; t < row.count; ++t) *out++ = entry++;
+      next[i] = entry;
+      continue;
+    }
+    const auto& slots = row.request->rows[info.id.value()].slots;
+    if (row.count == 1 && tokens_per_entry == 1) {
+      const auto in_page = static_cast<std::uint32_t>(row.begin - (slots.size() - 1) * P);
+      *out = std::int64_t{slots.back().value()} * P + in_page;
+      next[i] = *out++ + 1;
+      continue;
+    }
+    const std::uint32_t end = row.begin + row.count;
+    // The last token lies in the last slot; where there are few, so does the first, or nearly.
+    std::uint64_t slot = slots.size() - 1;
+    if (row.count > P) {
+      slot = row.begin / P;
+    } else if (slot * P > row.begin) {
+      --slot;
+    }
+    for (std::uint32_t t = row.begin; t < end; ++slot) {
+      const auto stop = static_cast<std::uint32_t>(std::min<std::uint64_t>(end, (slot + 1) * P));
+      const std::int64_t base = std::int64_t{slots[slot].value()} * leaf.entries_per_page;
+      auto in_page = static_cast<std::uint32_t>(t - slot * P);
       if (tokens_per_entry == 1) {
         for (; t < stop; ++t) *out++ = base + in_page++;
       } else {
         for (; t < stop; ++t) *out++ = base + in_page++ / tokens_per_entry;
       }
     }
+    next[i] = out[-1] + 1;
   }
-  std::fill_n(out, set.batch - requests_.size(), -1);
+  std::fill_n(out, set.batch - rows_.size(), -1);
 }
 
 const StepPlan& StepPlanner::Impl::plan(std::span<const StepRequest> batch,
@@ -466,20 +574,31 @@ const StepPlan& StepPlanner::Impl::plan(std::span<const StepRequest> batch,
     set.rows.assign(step.served.begin(), step.served.end());
     set.batch =
         static_cast<std::uint32_t>(std::max<std::size_t>(step.served.size(), pad_to.value_or(0)));
-    requests_.clear();
+    const std::vector<StepRecord::Entry>& entries = core_.record_of(step.id.value())->entries;
+    const std::size_t live = entries.size();
+    rows_.resize(live);
+    RowPlan* const rows = rows_.data();
+    const Owner* const owners = owners_.data();
+    std::int32_t* const lengths = set.seq_lens.data();
+    std::int32_t* const begins = set.cu_seqlens.data();
+    const auto seen = static_cast<std::uint8_t>(1u << observer_);
     std::int32_t tokens = 0;
-    set.cu_seqlens[0] = 0;
-    for (std::uint32_t i = 0; i < set.batch; ++i) {
-      if (i < step.served.size()) {
-        Request& r = core_.get(step.served[i]);
-        requests_.push_back(&r);
-        tokens += static_cast<std::int32_t>(core_.record_of(step.id.value())->entries[i].count);
-        set.seq_lens[i] = static_cast<std::int32_t>(r.planned);
-      } else {
-        tokens += 1;
-        set.seq_lens[i] = 1;
-      }
-      set.cu_seqlens[i + 1] = tokens;
+    begins[0] = 0;
+    for (std::size_t i = 0; i < live; ++i) {
+      const StepRecord::Entry& entry = entries[i];
+      Request& r = *entry.request;
+      const std::uint8_t unseen = r.unseen;
+      const bool stays = owners[i].serial == r.serial;
+      const bool goes_on = stays && owners[i].end == entry.begin && (unseen & seen) == 0;
+      rows[i] = {&r, entry.begin, entry.count, stays, goes_on};
+      tokens += static_cast<std::int32_t>(entry.count);
+      lengths[i] = static_cast<std::int32_t>(entry.begin + entry.count);
+      begins[i + 1] = tokens;
+      if ((unseen & seen) != 0) r.unseen = unseen & static_cast<std::uint8_t>(~seen);
+    }
+    for (std::size_t i = live; i < set.batch; ++i) {
+      lengths[i] = 1;
+      begins[i + 1] = ++tokens;
     }
     set.tokens = static_cast<std::uint32_t>(tokens);
     for (LeafPlan& leaf : leaves_) {
@@ -494,11 +613,11 @@ const StepPlan& StepPlanner::Impl::plan(std::span<const StepRequest> batch,
     throw;
   }
   for (std::uint32_t i = 0; i < options_.max_batch; ++i) {
-    if (i < requests_.size()) {
-      owners_[i] = requests_[i]->serial;
+    if (i < rows_.size()) [[likely]] {
+      owners_[i] = {rows_[i].request->serial, rows_[i].begin + rows_[i].count};
     } else {
-      if (owners_[i] == 0) break;
-      owners_[i] = 0;
+      if (owners_[i].serial == 0) break;
+      owners_[i] = {};
     }
   }
   set.plan = ++plans_made_;
@@ -507,7 +626,7 @@ const StepPlan& StepPlanner::Impl::plan(std::span<const StepRequest> batch,
 
 void StepPlanner::Impl::forget_all() {
   // What the arrays hold is not known any more: back to zeros, in every set.
-  std::fill(owners_.begin(), owners_.end(), 0);
+  std::fill(owners_.begin(), owners_.end(), Owner{});
   for (LeafPlan& leaf : leaves_) std::fill(leaf.filled.begin(), leaf.filled.end(), 0);
   for (StepPlan& plan : plans_) {
     Set& set = *plan.data_;

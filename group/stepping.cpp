@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
+#include <span>
 
 #include "kvleaf/group/manager_impl.h"
 
@@ -10,37 +12,59 @@ namespace kvleaf {
 // ---- begin
 // -----------------------------------------------------------------------------------------
 
+void BlockManager::Impl::check_batch(std::span<const StepRequest> batch) {
+  const std::uint64_t mark = ++batch_marks_;
+  batch_.resize(batch.size(), nullptr);
+  Request** const found = batch_.data();
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    const StepRequest row = batch[i];
+    if (found[i] == nullptr || found[i]->id != row.request || found[i]->serial == 0)
+      found[i] = find(row.request);
+    if (found[i] == nullptr) {
+      throw RequestError(fmt::format("row {}: request {} is not live; {} requests are", i,
+                                     row.request.value(), requests_.size()));
+    }
+    Request& r = *found[i];
+    const std::uint64_t end = std::uint64_t{r.planned} + row.new_tokens;
+    const bool plain = r.batch_mark != mark && row.new_tokens != 0 &&
+                       row.new_tokens <= options_.max_step_tokens && end <= options_.max_len &&
+                       r.uncut.empty() && (r.encoder == nullptr || r.encoder->filled);
+    if (!plain) check_row(r, row, i, r.batch_mark == mark);
+    r.batch_mark = mark;
+  }
+}
+
+void BlockManager::Impl::check_row(const Request& r, StepRequest row, std::size_t index,
+                                   bool twice) const {
+  const std::uint64_t end = std::uint64_t{r.planned} + row.new_tokens;
+  const auto refuse = [&](std::string_view what) {
+    throw RequestError(fmt::format("row {}: request {} at {} tokens plans {} more: {}", index,
+                                   r.id.value(), r.planned, row.new_tokens, what));
+  };
+  if (twice) refuse("it is in the batch twice");
+  if (row.new_tokens == 0) refuse("at least 1 is needed");
+  if (end > options_.max_len) refuse(fmt::format("that passes max_len {}", options_.max_len));
+  if (row.new_tokens > options_.max_step_tokens) {
+    refuse(fmt::format("at most max_step_tokens {} in one step", options_.max_step_tokens));
+  }
+  for (const Uncut& item : r.uncut) {
+    if (end > item.begin && end < item.end) {
+      refuse(fmt::format("the step would end inside the whole media item [{}, {})", item.begin,
+                         item.end));
+    }
+  }
+  if (r.encoder != nullptr && !r.encoder->filled && end > r.prompt) {
+    refuse("its encoder leaves are not filled; call encoder_filled once they are written");
+  }
+}
+
 const Step& BlockManager::Impl::begin_step(std::span<const StepRequest> batch) {
   if (next_step_ - first_step_ >= steps_.size()) {
     throw StepError(fmt::format(
         "{} steps are in flight, as many as max_steps_in_flight allows; settle step {} first",
         steps_.size(), first_step_));
   }
-  const std::uint64_t mark = ++batch_marks_;
-  for (std::size_t i = 0; i < batch.size(); ++i) {
-    Request& r = get(batch[i].request);
-    const std::uint64_t end = std::uint64_t{r.planned} + batch[i].new_tokens;
-    const auto refuse = [&](std::string_view what) {
-      throw RequestError(fmt::format("row {}: request {} at {} tokens plans {} more: {}", i,
-                                     r.id.value(), r.planned, batch[i].new_tokens, what));
-    };
-    if (r.batch_mark == mark) refuse("it is in the batch twice");
-    r.batch_mark = mark;
-    if (batch[i].new_tokens == 0) refuse("at least 1 is needed");
-    if (end > options_.max_len) refuse(fmt::format("that passes max_len {}", options_.max_len));
-    if (batch[i].new_tokens > options_.max_step_tokens) {
-      refuse(fmt::format("at most max_step_tokens {} in one step", options_.max_step_tokens));
-    }
-    for (const Uncut& item : r.uncut) {
-      if (end > item.begin && end < item.end) {
-        refuse(fmt::format("the step would end inside the whole media item [{}, {})", item.begin,
-                           item.end));
-      }
-    }
-    if (r.encoder != nullptr && !r.encoder->filled && end > r.prompt) {
-      refuse("its encoder leaves are not filled; call encoder_filled once they are written");
-    }
-  }
+  check_batch(batch);
 
   StepRecord& record = steps_[next_step_ % steps_.size()];
   record.step.id = StepId{next_step_};
@@ -59,21 +83,37 @@ const Step& BlockManager::Impl::begin_step(std::span<const StepRequest> batch) {
   pending_copies_.clear();
 
   if (!guaranteed_.empty()) form_promises();
-  for (const StepRequest& row : batch) {
-    Request& r = get(row.request);
+  // A row that goes on in its pages and has no states needs nothing: that is most of decoding.
+  const bool text_only = states_.empty();
+  bool together = text_only && guaranteed_.empty();  // whether rows may draw pages together
+  for (std::size_t i = 0; i < batch.size();) {
+    Request& r = *batch_[i];
+    const std::uint32_t n = r.planned;
+    if (text_only && n + batch[i].new_tokens <= r.open_until && !r.guarantee) {
+      if (n >= r.slide_at) slide(r, n);
+      plan_row(r, batch[i].new_tokens, record);
+      ++i;
+      continue;
+    }
+    if (together && n <= r.open_until) {
+      const std::size_t served = serve_growing(batch, i, record);
+      i += served;
+      together = served != 0;
+      if (together) continue;
+    }
     std::string why;
-    if (serve(r, row.new_tokens, record, why)) {
-      record.step.served.push_back(r.id);
-    } else {
+    if (!serve(r, batch[i].new_tokens, record, why)) {
       record.step.refused.push_back({r.id, std::move(why)});
       ++counters_.step_refusals;
     }
+    ++i;
   }
   // Checkpoints are best effort, so they come after every row has what it needs.
   if (!states_.empty()) {
     for (StepRecord::Entry& entry : record.entries) due_checkpoint(*entry.request, record, entry);
   }
-  std::erase_if(prompts_, [](const Request* r) { return r->planned >= r->prompt; });
+  if (!prompts_.empty())
+    std::erase_if(prompts_, [](const Request* r) { return r->planned >= r->prompt; });
   return record.step;
 }
 
@@ -152,6 +192,87 @@ bool BlockManager::Impl::shared_state(const Request& r, const LeafInfo& leaf) co
   return live != null_block && shared(leaf.id, live, r.planned);
 }
 
+std::size_t BlockManager::Impl::serve_growing(std::span<const StepRequest> batch,
+                                              std::size_t first, StepRecord& record) {
+  // What fits together fits one by one, and in the same places.
+  demand_.clear();
+  std::size_t total = 0;
+  std::size_t last = first;
+  for (; last < batch.size(); ++last) {
+    const Request& r = *batch_[last];
+    const std::uint32_t end = r.planned + batch[last].new_tokens;
+    if (r.planned > r.open_until) break;  // it may have to copy
+    if (end <= r.open_until) continue;
+    for (const std::uint32_t leaf : text_) {
+      const LeafInfo& info = info_[leaf];
+      const Row& row = r.rows[leaf];
+      const std::uint32_t blocks = missing_slots(row, info.tokens_per_page, end);
+      if (blocks == 0) continue;
+      demand_.push_back({info.id, blocks, caching_ ? Fate::cache : Fate::request, row.hint});
+      total += blocks;
+    }
+  }
+  drawn_.assign(total, null_block);
+  if (!pool_->allocate_all(demand_, drawn_)) return 0;
+  const BlockId* next = drawn_.data();
+  for (std::size_t i = first; i < last; ++i) {
+    Request& r = *batch_[i];
+    const std::uint32_t n = r.planned;
+    const std::uint32_t end = n + batch[i].new_tokens;
+    if (end > r.open_until) {
+      std::uint64_t open_until = std::numeric_limits<std::uint32_t>::max();
+      for (const std::uint32_t leaf : text_) {
+        next = extend(r, info_[leaf], end, next, record);
+        open_until = std::min(open_until, r.rows[leaf].slots.size() *
+                                              std::uint64_t{info_[leaf].tokens_per_page});
+      }
+      r.open_until = static_cast<std::uint32_t>(open_until);
+    }
+    if (n >= r.slide_at) slide(r, n);
+    plan_row(r, batch[i].new_tokens, record);
+  }
+  return last - first;
+}
+
+std::uint32_t BlockManager::Impl::missing_slots(const Row& row, std::uint32_t tokens_per_page,
+                                                std::uint32_t tokens) noexcept {
+  const std::uint64_t end = row.slots.size() * std::uint64_t{tokens_per_page};
+  if (tokens <= end) return 0;
+  if (tokens - end <= tokens_per_page) return 1;  // as in most of decoding: no division
+  return ceil_div(static_cast<std::uint32_t>(tokens - end), tokens_per_page);
+}
+
+const BlockId* BlockManager::Impl::extend(Request& r, const LeafInfo& info, std::uint32_t tokens,
+                                          const BlockId* drawn, StepRecord& record) {
+  Row& row = r.rows[info.id.value()];
+  std::uint32_t blocks = missing_slots(row, info.tokens_per_page, tokens);
+  if (blocks == 0) return drawn;
+  r.note_change(row, static_cast<std::uint32_t>(row.slots.size()));
+  for (; blocks > 0; --blocks, ++drawn) {
+    row.slots.push_back(*drawn);
+    if (last_writer_->draw(info.id, *drawn)) record.step.zero_fills.push_back({info.id, *drawn});
+  }
+  row.hint = last_writer_->huge_block_of(info.id, drawn[-1]);
+  return drawn;
+}
+
+StepRecord::Entry& BlockManager::Impl::plan_row(Request& r, std::uint32_t new_tokens,
+                                                StepRecord& record) {
+  const std::uint64_t step = record.step.id.value();
+  record.step.served.push_back(r.id);
+  record.entries.push_back({&r, r.id, r.planned, new_tokens, r.known(), new_tokens, false});
+  r.planned += new_tokens;
+  ++r.in_flight;
+  if (new_tokens > options_.page_tokens) {
+    r.long_step = step;
+    r.since_long = 0;
+  } else {
+    ++r.since_long;
+  }
+  r.last_step = step;
+  return record.entries.back();
+}
+
 bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord& record,
                                std::string& why) {
   const std::uint32_t n = r.planned;
@@ -168,15 +289,18 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
   };
   const auto must_copy = [&](const LeafInfo& info,
                              const Row& row) {  // the page that token n goes into
-    if (n % info.tokens_per_page == 0) return false;
+    if (n <= r.open_until || n % info.tokens_per_page == 0) return false;
     const BlockId block = row.slots[n / info.tokens_per_page];
     return block == null_block || pool_->committed(info.id, block) || shared(info.id, block, n);
   };
-  for (const std::uint32_t leaf : text_) {
-    const LeafInfo& info = info_[leaf];
-    const Row& row = r.rows[leaf];
-    const std::uint64_t more = ceil_div(end, info.tokens_per_page) - row.slots.size();
-    want(info, more + (must_copy(info, row) ? 1 : 0), Fate::cache, row.hint);
+  const bool goes_on = end <= r.open_until;  // in the pages it has, and they are its own
+  if (!goes_on) {
+    for (const std::uint32_t leaf : text_) {
+      const LeafInfo& info = info_[leaf];
+      const Row& row = r.rows[leaf];
+      const std::uint32_t more = missing_slots(row, info.tokens_per_page, end);
+      want(info, more + (must_copy(info, row) ? 1 : 0), Fate::cache, row.hint);
+    }
   }
   const std::size_t state_demand = demand_.size();
   for (const std::uint32_t leaf : states_) {
@@ -188,8 +312,8 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
   for (const std::uint32_t leaf : scratch_)
     want(info_[leaf], r.scratch[info_[leaf].kind_index] ? 0 : 1, Fate::request, {});
 
-  drawn_.assign(total, null_block);
   if (total > 0) {
+    drawn_.assign(total, null_block);
     if (r.guarantee) {  // its own promise is what it draws on
       for (const LeafInfo& info : info_) {
         std::uint64_t drawing = 0;
@@ -237,8 +361,9 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
         last_writer_->draw(info.id, drawn_[next]);
         return drawn_[next++];
       };
-  StepRecord::Entry entry{&r, r.id, n, new_tokens, r.known(), false};
-  for (const std::uint32_t leaf : text_) {
+  bool cleared_state = false;
+  std::uint64_t open_until = std::numeric_limits<std::uint32_t>::max();
+  for (const std::uint32_t leaf : goes_on ? std::span<const std::uint32_t>() : text_) {
     const LeafInfo& info = info_[leaf];
     Row& row = r.rows[leaf];
     if (must_copy(info, row)) {
@@ -247,7 +372,7 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
       const BlockId fresh = drawn_[next++];
       const bool foreign = last_writer_->draw(info.id, fresh);
       row.slots[slot] = fresh;
-      row.note_change(slot);
+      r.note_change(row, slot);
       if (old != null_block) {
         add_copy(record, info.id, old, fresh);
         record.held_copies.push_back({info.id, old, fresh, n});
@@ -255,18 +380,12 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
         record.step.zero_fills.push_back({info.id, fresh});
       }
     }
-    const std::uint32_t slots = ceil_div(end, info.tokens_per_page);
-    if (row.slots.size() < slots) {
-      row.note_change(static_cast<std::uint32_t>(row.slots.size()));
-      while (row.slots.size() < slots) {
-        const BlockId block = drawn_[next++];
-        row.slots.push_back(block);
-        if (last_writer_->draw(info.id, block)) record.step.zero_fills.push_back({info.id, block});
-      }
-      row.hint = pool_->geometry().huge_block_of(info.id, row.slots.back());
-    }
+    const BlockId* const drawn = drawn_.data() + next;
+    next += static_cast<std::size_t>(extend(r, info, end, drawn, record) - drawn);
+    open_until = std::min(open_until, row.slots.size() * std::uint64_t{info.tokens_per_page});
   }
-  slide(r, n);
+  if (!goes_on) r.open_until = static_cast<std::uint32_t>(open_until);
+  if (n >= r.slide_at) slide(r, n);
   for (const std::uint32_t leaf : states_) {
     const LeafInfo& info = info_[leaf];
     State& state = r.states[info.kind_index];
@@ -300,7 +419,7 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
       if (state.at(end) != state.at(n) && info.leaf->state_kernel() == StateKernel::in_place) {
         record.step.zero_fills.push_back({info.id, state.at(end)});
       }
-      entry.cleared_state = true;
+      cleared_state = true;
     } else if (info.leaf->state_kernel() == StateKernel::in_place && state.at(end) != state.at(n)) {
       add_copy(record, info.id, state.at(n), state.at(end));
     }
@@ -316,16 +435,7 @@ bool BlockManager::Impl::serve(Request& r, std::uint32_t new_tokens, StepRecord&
     if (last_writer_->draw(LeafId{leaf}, *block))
       record.step.zero_fills.push_back({LeafId{leaf}, *block});
   }
-  r.planned = end;
-  ++r.in_flight;
-  if (new_tokens > options_.page_tokens) {
-    r.long_step = record.step.id.value();
-    r.since_long = 0;
-  } else {
-    ++r.since_long;
-  }
-  r.last_step = record.step.id.value();
-  record.entries.push_back(entry);
+  plan_row(r, new_tokens, record).cleared_state = cleared_state;
   if (!guaranteed_.empty()) form_promises();
   return true;
 }
@@ -340,17 +450,32 @@ void BlockManager::Impl::slide(Request& r, std::uint32_t tokens) {
     const std::uint32_t begin = std::max(row.first, std::min(head, reach.tail_begin));
     if (reach.tail_begin > begin) {
       if (row.leaving.empty()) row.leaving_first = begin;
+      r.may_leave = true;
       for (std::uint32_t slot = begin; slot < reach.tail_begin; ++slot) {
         row.leaving.push_back(row.slots[slot]);
         row.slots[slot] = null_block;
       }
-      row.note_change(begin);
+      r.note_change(row, begin);
     }
     row.first = std::max(row.first, reach.tail_begin);
   }
+  r.slide_at = next_slide(r);
+}
+
+std::uint32_t BlockManager::Impl::next_slide(const Request& r) const {
+  std::uint32_t least = std::numeric_limits<std::uint32_t>::max();
+  for (const std::uint32_t leaf : text_) {
+    const LeafInfo& info = info_[leaf];
+    if (info.needs_all) continue;
+    const std::uint64_t token = (std::uint64_t{r.rows[leaf].first} + 1) * info.tokens_per_page;
+    if (token > options_.max_len) continue;
+    least = std::min(least, info.pattern.tail_reaches(static_cast<std::uint32_t>(token)));
+  }
+  return least;
 }
 
 void BlockManager::Impl::free_leaving(Request& r) {
+  r.may_leave = false;
   for (const std::uint32_t leaf : text_) {
     const LeafInfo& info = info_[leaf];
     Row& row = r.rows[leaf];
@@ -371,6 +496,7 @@ void BlockManager::Impl::free_leaving(Request& r) {
     row.leaving.erase(row.leaving.begin(),
                       row.leaving.begin() + static_cast<std::ptrdiff_t>(count));
     row.leaving_first += static_cast<std::uint32_t>(count);
+    r.may_leave = r.may_leave || !row.leaving.empty();
   }
 }
 
@@ -489,14 +615,19 @@ void BlockManager::Impl::settle(StepId step, std::span<const Kept> kept) {
                                     : fmt::format("step {} is the oldest in flight", first_step_)));
   }
   StepRecord& record = *record_of(step.value());
+  kept_.clear();
+  auto entry = record.entries.begin();
   for (const Kept& keep : kept) {
-    const auto entry =
-        std::find_if(record.entries.begin(), record.entries.end(),
-                     [&](const StepRecord::Entry& e) { return e.id == keep.request; });
-    if (entry == record.entries.end()) {
+    // Who gives them in the order of rows is not searched for.
+    const auto is_of = [&](const StepRecord::Entry& e) { return e.id == keep.request; };
+    const auto behind = std::find_if(entry, record.entries.end(), is_of);
+    entry = behind != record.entries.end() ? behind
+                                           : std::find_if(record.entries.begin(), entry, is_of);
+    if (behind == record.entries.end() && (entry == record.entries.end() || !is_of(*entry))) {
       throw RequestError(
           fmt::format("request {} is not in step {}", keep.request.value(), step.value()));
     }
+    kept_.push_back(&*entry);
     if (keep.tokens > entry->count) {
       throw RequestError(fmt::format("request {} planned {} tokens in step {}; {} cannot stand",
                                      keep.request.value(), entry->count, step.value(),
@@ -522,6 +653,7 @@ void BlockManager::Impl::settle(StepId step, std::span<const Kept> kept) {
     }
   }
 
+  for (std::size_t i = 0; i < kept.size(); ++i) kept_[i]->stands = kept[i].tokens;
   ++clock_;
   ++first_step_;
   for (const auto& [leaf, block] : record.returning) pool_->free(leaf, block);
@@ -540,11 +672,8 @@ void BlockManager::Impl::settle(StepId step, std::span<const Kept> kept) {
     if (entry.request == nullptr) continue;
     Request& r = *entry.request;
     --r.in_flight;
-    std::uint32_t length = entry.begin + entry.count;
-    for (const Kept& keep : kept) {
-      if (keep.request == entry.id) length = entry.begin + keep.tokens;
-    }
-    if (length < entry.begin + entry.count) {
+    const std::uint32_t length = entry.begin + entry.stands;
+    if (entry.stands < entry.count) {
       unslide(r, length);
       cut_rows(r, length);
       drop_unfiled(
@@ -557,9 +686,9 @@ void BlockManager::Impl::settle(StepId step, std::span<const Kept> kept) {
     commit(r);
     if (r.in_flight == 0) {
       file_live_state(r);
-      slide(r, r.computed);
+      if (length >= r.slide_at) slide(r, length);
     }
-    free_leaving(r);
+    if (r.may_leave) free_leaving(r);
   }
   if (!guaranteed_.empty()) form_promises();
 }
@@ -587,7 +716,7 @@ void BlockManager::Impl::cut_rows(Request& r, std::uint32_t tokens) {
     Row& row = r.rows[leaf];
     const std::uint32_t slots = ceil_div(tokens, info.tokens_per_page);
     if (row.slots.size() <= slots) continue;
-    row.note_change(slots);
+    r.note_change(row, slots);
     while (row.slots.size() > slots) {
       const BlockId block = row.slots.back();
       row.slots.pop_back();
@@ -598,6 +727,7 @@ void BlockManager::Impl::cut_rows(Request& r, std::uint32_t tokens) {
     row.first = std::min(row.first, slots);
   }
   r.planned = tokens;
+  r.forget_bounds();
 }
 
 template <class Which, class GiveBack>
@@ -763,7 +893,7 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
           if (entry.request != r) continue;
           const std::uint32_t end = std::min(entry.begin + entry.count, r->planned);
           entry.begin = std::min(entry.begin, end);
-          entry.count = end - entry.begin;
+          entry.count = entry.stands = end - entry.begin;
         }
       }
     }
@@ -839,10 +969,11 @@ void BlockManager::Impl::unslide(Request& r, std::uint32_t tokens) {
       const auto slot = static_cast<std::uint32_t>(row.leaving_first + row.leaving.size() - 1);
       row.slots[slot] = row.leaving.back();
       row.leaving.pop_back();
-      row.note_change(slot);
+      r.note_change(row, slot);
       row.first = std::min(row.first, slot);
     }
   }
+  r.forget_bounds();
 }
 
 std::optional<BlockId> BlockManager::Impl::checkpoint_at(const Request& r, const LeafInfo& leaf,
@@ -931,6 +1062,7 @@ void BlockManager::Impl::back_to(Request& r, std::uint32_t tokens) {
   if (tokens == 0) {
     for (const std::uint32_t leaf : text_) r.rows[leaf].first = 0;
   }
+  r.forget_bounds();
   r.computed = std::min(r.computed, tokens);
   const std::uint32_t pages = tokens / options_.page_tokens;
   if (caching_ && r.publish && r.committed > pages) {

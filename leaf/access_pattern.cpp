@@ -122,6 +122,27 @@ std::uint32_t AccessPattern::tail_begin(std::uint32_t n) const {
   return 0;
 }
 
+std::uint32_t AccessPattern::tail_reaches(std::uint32_t token) const {
+  const auto at_most = [](std::uint64_t n) {
+    return static_cast<std::uint32_t>(std::min(n, max_tokens));
+  };
+  if (token == 0) return 0;
+  switch (kind_) {
+    case Kind::full: break;
+    case Kind::window: return at_most(std::uint64_t{token} + span_ - 1);
+    case Kind::chunk: return at_most(ceil_div(token, span_) * span_);
+    case Kind::point: return at_most(std::uint64_t{token} + 1);
+    case Kind::whole:
+    case Kind::none: return token;
+    case Kind::custom:
+      if (table_ == nullptr) return token;
+      const auto at = std::lower_bound(table_->begin(), table_->end(), token);
+      if (at == table_->end()) break;  // beyond the table the tail stands still
+      return static_cast<std::uint32_t>(at - table_->begin());
+  }
+  return static_cast<std::uint32_t>(max_tokens);
+}
+
 SlotReach AccessPattern::slots(std::uint32_t n, std::uint32_t tokens_per_page,
                                std::uint32_t encoder_tokens) const {
   require_page(tokens_per_page);

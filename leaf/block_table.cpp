@@ -25,6 +25,12 @@ std::int64_t row_end(const RowDelta& delta) noexcept {
   return kept_slots(delta) + length(changed_blocks(delta));
 }
 
+// Whether the row's entries are what they were, in a table with a column for each slot.
+bool as_it_was(const RowDelta& delta) noexcept {
+  return !delta.new_owner && changed_blocks(delta).empty() && delta.filled_columns != nullptr &&
+         *delta.filled_columns == row_end(delta);
+}
+
 void require_whole_rows(const std::string& leaf, RowDeltas rows) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (rows[i].new_owner && !rows[i].padding && rows[i].first_changed_slot != 0) {
@@ -45,6 +51,10 @@ void require_columns(const std::string& leaf, std::int64_t row, std::int64_t wan
 
 // Zeroes what is visible of a row behind `filled` columns: as far as the leaf's note says, or all.
 void clear_behind(IndexArray& table, std::int64_t row, std::int64_t filled, const RowDelta& delta) {
+  if (delta.filled_columns != nullptr && *delta.filled_columns <= filled) {
+    *delta.filled_columns = static_cast<std::uint32_t>(filled);
+    return;
+  }
   const std::int64_t columns = table.extent(1);
   const std::int64_t at = row * table.stride(0);
   std::int64_t until = columns;
@@ -81,18 +91,28 @@ void DenseTable::write(RowPlans plans) {
 
 void DenseTable::update(RowDeltas rows) {
   const std::int64_t batch = static_cast<std::int64_t>(rows.size());
+  const std::int64_t columns = table_.extent(1);
   table_.require_extent(0, batch);
-  require_whole_rows(leaf_, rows);
-  for (std::int64_t i = 0; i < batch; ++i) {
-    require_columns(leaf_, i, row_end(rows[i]), table_.extent(1));
+  bool fits = true;
+  for (const RowDelta& delta : rows) {
+    const bool whole = !delta.new_owner || delta.padding || delta.first_changed_slot == 0;
+    fits = fits && whole && row_end(delta) <= columns;
+  }
+  if (!fits) {
+    require_whole_rows(leaf_, rows);
+    for (std::int64_t i = 0; i < batch; ++i) require_columns(leaf_, i, row_end(rows[i]), columns);
   }
 
   into_.reports_changes();
   for (std::int64_t i = 0; i < batch; ++i) {
     const RowDelta& delta = rows[i];
+    if (as_it_was(delta)) continue;
     const std::int64_t at = i * table_.stride(0);
     if (delta.new_owner) {
       table_.put(at, changed_blocks(delta));
+    } else if (delta.blocks.size() == 1 && !delta.padding) {  // a page more
+      table_.put_change(at + delta.first_changed_slot,
+                        static_cast<std::int32_t>(delta.blocks.front().value()));
     } else {
       table_.put_changes(at + kept_slots(delta), changed_blocks(delta));
     }
