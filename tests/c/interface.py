@@ -174,8 +174,8 @@ def compiles(header: Path, scratch: Path, compiler: str) -> str | None:
     plus = "++" in Path(compiler).name
     source = scratch / f"header_{Path(compiler).name}.{'cpp' if plus else 'c'}"
     source.write_text('#include "kvleaf.h"\n#include "kvleaf.h"\nint main(void) { return 0; }\n')
-    command = [compiler, "-std=c++20" if plus else "-std=c99", "-pedantic", "-Wall",
-               "-Wextra", "-Werror", "-fsyntax-only", f"-I{header.parent}", str(source)]  # fmt: skip
+    flags = ["-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{header.parent}"]
+    command = [compiler, "-std=c++20" if plus else "-std=c99", *flags, str(source)]
     done = subprocess.run(command, capture_output=True, text=True)
     return None if done.returncode == 0 else f"{' '.join(command)}\n{done.stderr}"
 
