@@ -120,7 +120,7 @@ void bind_geometry(nb::module_& m) {
 
   nb::class_<Geometry> geometry(
       m, "Geometry",
-      "How one arena of bytes is tiled: [null region][huge block 0][huge block 1] and so on. A "
+      "How one arena of bytes is tiled: a null region, huge block 0, huge block 1 and so on. A "
       "huge block\n"
       "serves one page class at a time and holds `ratio` of its blocks. Immutable, a value.");
   geometry

@@ -1005,6 +1005,72 @@ static void manager_encoder(void) {
   kvleaf_manager_destroy(manager);
 }
 
+/* N-12: bytes that last served another leaf are cleared in the step that first uses them, and once.
+ * `owner` says, per byte of the arena, which leaf used it last. */
+static unsigned cleared_blocks(kvleaf_manager* manager, const kvleaf_step* step, uint64_t request,
+                               unsigned char* owner) {
+  const kvleaf_geometry* geometry = NULL;
+  unsigned cleared = 0;
+  uint32_t leaf;
+  OK(kvleaf_manager_geometry(manager, &geometry));
+  for (leaf = 0; leaf < 2; ++leaf) {
+    const uint32_t* blocks = NULL;
+    uint32_t live = 0;
+    size_t count = 1, i, fill;
+    if (leaf == 0) OK(kvleaf_manager_blocks(manager, request, 0, &blocks, &count));
+    if (leaf == 1) OK(kvleaf_manager_live_block(manager, request, 1, &live));
+    for (i = 0; i < count; ++i) {
+      uint32_t block = leaf == 0 ? blocks[i] : live;
+      kvleaf_byte_range range;
+      int foreign = 0, listed = 0;
+      uint64_t byte;
+      OK(kvleaf_geometry_byte_range(geometry, leaf, block, &range));
+      for (byte = range.begin; byte < range.end; ++byte) {
+        foreign |= owner[byte] != 0 && owner[byte] != leaf + 1;
+        owner[byte] = (unsigned char)(leaf + 1);
+      }
+      for (fill = 0; fill < step->zero_fill_count; ++fill) {
+        listed += step->zero_fills[fill].leaf == leaf && step->zero_fills[fill].block == block;
+      }
+      if (foreign) CHECK(listed == 1);
+      if (!foreign && leaf == 0) CHECK(listed == 0);
+      cleared += leaf == 0 && foreign;
+    }
+  }
+  return cleared;
+}
+
+static void bytes_change_leaf(void) {
+  kvleaf_leaf* leaves[2] = {full_leaf("full"), state_leaf("state", 0)};
+  kvleaf_manager* manager = manager_of(leaves, 2, 12 << 10);
+  static unsigned char owner[12 << 10];
+  kvleaf_step step = {.struct_size = sizeof step};
+  unsigned cleared = 0;
+  uint64_t request;
+  kvleaf_leaf_destroy(leaves[0]);
+  kvleaf_leaf_destroy(leaves[1]);
+  for (request = 1; request <= 60; ++request) {
+    /* Three short ones at a time, then a long one, so that blocks change hands. */
+    uint32_t length = request % 4 == 0 ? 40 : 4;
+    kvleaf_step_request row = {request, length};
+    OK(kvleaf_manager_admit(manager, request, tokens_from((int32_t)(request * 300)), length, NULL,
+                            NULL));
+    OK(kvleaf_manager_begin_step(manager, &row, 1, &step));
+    CHECK(step.served_count == 1);
+    cleared += cleared_blocks(manager, &step, request, owner);
+    OK(kvleaf_manager_settle(manager, step.id, NULL, 0));
+    if (request % 4 == 0) {
+      uint64_t ended;
+      for (ended = request - 3; ended <= request; ++ended) {
+        OK(kvleaf_manager_release(manager, ended, KVLEAF_PREFIX_DROP, NULL));
+      }
+    }
+  }
+  CHECK(cleared > 0);
+  OK(kvleaf_manager_audit(manager));
+  kvleaf_manager_destroy(manager);
+}
+
 /* ---- planner -----------------------------------------------------------------------------------
  */
 
@@ -1398,6 +1464,7 @@ int main(int argc, char** argv) {
   manager_requests();
   manager_steps();
   manager_encoder();
+  bytes_change_leaf();
   planner_arrays();
   leaf_written_in_c();
   grown_structs();

@@ -1,11 +1,13 @@
-"""Runs the README's examples as a user would, and compares what they print with what it says.
+"""Runs the examples of the README and of docs/ as a user would, and compares what they print with
+what the page says.
 
     readme.py installed  BUILD SCRATCH COMPILER [FLAG...]   C++, with `meson install`, pkg-config
-    readme.py subproject BUILD SCRATCH COMPILER [FLAG...]   C++, with kvleaf as Meson subproject
+    readme.py c          BUILD SCRATCH COMPILER [FLAG...]   C, the same
+    readme.py subproject BUILD SCRATCH COMPILER [FLAG...]   the README's C++, as Meson subproject
     readme.py python     BUILD SCRATCH                      Python, with the built package
 
-An example is a code block of the language; a `text` block right after it is its expected output.
-Prints `N passed, N failed`.
+An example is a code block of the language, a whole program; a `text` block right after it is its
+expected output. Prints `N passed, N failed`.
 """
 
 import os
@@ -21,19 +23,34 @@ ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
 
+# Their blocks are the files of one project, and a test of their own takes them together.
+OWN_TEST = {"docs/new-leaf-kind.md": "tests/support/new_leaf_kind.py"}
+
+
 class Example(NamedTuple):
-    line: int  # in the README
+    page: str
+    line: int  # in the page
     code: str
     output: str | None
 
 
-def examples(language: str) -> list[Example]:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return [
-        Example(text.count("\n", 0, match.start()) + 2, match[2], match[3])
-        for match in FENCE.finditer(text)
-        if match[1] == language
-    ]
+def pages(way: str) -> list[str]:
+    if way == "subproject":
+        return ["README.md"]
+    found = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))]
+    return ["README.md"] + [page for page in found if page not in OWN_TEST]
+
+
+def examples(language: str, way: str) -> list[Example]:
+    found = []
+    for page in pages(way):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for match in FENCE.finditer(text):
+            # A block that shows a file of the repository shows what other tests build.
+            if match[1] == language and not match[2].startswith("--8<--"):
+                line = text.count("\n", 0, match.start()) + 2
+                found.append(Example(page, line, match[2], match[3]))
+    return found
 
 
 def call(*command: str | Path, **options) -> str:
@@ -50,20 +67,25 @@ def call(*command: str | Path, **options) -> str:
     return done.stdout
 
 
-def in_installed(build: Path, scratch: Path, compiler: list[str]) -> Callable[[Path], str]:
+def in_installed(
+    build: Path, scratch: Path, compiler: list[str], language: str = "cpp"
+) -> Callable[[Path], str]:
     image = scratch / "image"
     shutil.rmtree(image, ignore_errors=True)
     call("meson", "install", "-C", build, "--no-rebuild", "--quiet", "--destdir", image)
     found = list(image.rglob("kvleaf.pc"))
     assert len(found) == 1, f"installed kvleaf.pc: {found}"
     environment = dict(os.environ, PKG_CONFIG_PATH=str(found[0].parent))
-    flags = call("pkg-config", "--cflags", "--libs", "kvleaf", env=environment).split()
+    package = "kvleaf_c" if language == "c" else "kvleaf"
+    flags = call("pkg-config", "--cflags", "--libs", package, env=environment).split()
     # None of the source tree's own headers may be what is found.
-    assert str(ROOT / "include") not in " ".join(flags), flags
+    for folder in (ROOT / "include", ROOT / "bindings"):
+        assert str(folder) not in " ".join(flags), flags
+    standard = ["-std=c99", "-pedantic", "-Werror"] if language == "c" else ["-std=c++20"]
 
     def run(source: Path) -> str:
         program = source.with_suffix(".installed")
-        call(*compiler, "-std=c++20", source, "-o", program, *flags)
+        call(*compiler, *standard, source, "-o", program, *flags)
         return call(program, env=dict(os.environ, LD_LIBRARY_PATH=str(found[0].parents[1])))
 
     return run
@@ -93,12 +115,17 @@ def in_subproject(build: Path, scratch: Path, compiler: list[str]) -> Callable[[
     return run
 
 
+def in_installed_c(build: Path, scratch: Path, compiler: list[str]) -> Callable[[Path], str]:
+    return in_installed(build, scratch, compiler, "c")
+
+
 def in_python(build: Path, scratch: Path, compiler: list[str]) -> Callable[[Path], str]:
     return lambda source: call(sys.executable, source)
 
 
 WAYS = {
     "installed": (in_installed, "cpp"),
+    "c": (in_installed_c, "c"),
     "subproject": (in_subproject, "cpp"),
     "python": (in_python, "python"),
 }
@@ -109,20 +136,24 @@ def main(way: str, build: Path, scratch: Path, compiler: list[str]) -> int:
     scratch.mkdir(parents=True, exist_ok=True)
     run = prepare(build, scratch, compiler)
     failed = 0
-    found = examples(language)
+    found = examples(language, way)
     for number, example in enumerate(found):
-        source = scratch / f"readme_{number}.{language.replace('python', 'py')}"
+        source = scratch / f"example_{number}.{language.replace('python', 'py')}"
         source.write_text(f"{example.code}", encoding="utf-8")
         try:
             output = run(source)
             if example.output is not None and output != example.output:
-                raise RuntimeError(f"printed:\n{output}but the README says:\n{example.output}")
+                raise RuntimeError(f"printed:\n{output}but the page says:\n{example.output}")
         except RuntimeError as error:
             failed += 1
-            print(f"README.md:{example.line}: {error}")
+            print(f"{example.page}:{example.line}: {error}")
     if not found:
-        print(f"README.md has no {language} example")
+        print(f"no page has a {language} example")
         failed = 1
+    for page, test in OWN_TEST.items():
+        if (ROOT / page).exists() and not (ROOT / test).exists():
+            print(f"{page} has no {test}")
+            failed += 1
     print(f"{len(found) - min(failed, len(found))} passed, {failed} failed")
     return 1 if failed else 0
 

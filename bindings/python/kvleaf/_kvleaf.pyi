@@ -557,7 +557,7 @@ class LeafGeometry:
 
 class Geometry:
     """
-    How one arena of bytes is tiled: [null region][huge block 0][huge block 1] and so on. A huge block
+    How one arena of bytes is tiled: a null region, huge block 0, huge block 1 and so on. A huge block
     serves one page class at a time and holds `ratio` of its blocks. Immutable, a value.
     """
 
