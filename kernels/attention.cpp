@@ -45,41 +45,6 @@ void for_each_visible(const Reach& reach, std::int64_t position, std::int64_t en
   for (std::int64_t i = tail; i < end; ++i) use(i);
 }
 
-void check_shapes(const PagedAttention& attention) {
-  const KVLayout& layout = attention.pages.layout;
-  check_pages(attention.pages);
-  check_layer(attention.pages, attention.layer);
-  if (attention.scales == nullptr) {
-    check_numbers(attention.number, attention.pages.number, false);
-  } else {
-    check_scales(attention.pages, attention.scales->pages, attention.scales->granularity);
-    check_numbers(attention.number, attention.pages.number, true);
-  }
-  if (size_of(attention.number) == 1) {
-    throw KernelError(std::string("queries of ") + name_of(attention.number) +
-                      ": float32, float16 and bfloat16 are allowed");
-  }
-  if (layout.slots == 0) throw KernelError("a page has no slots");
-  if (layout.kv_heads == 0 || attention.query_heads % layout.kv_heads != 0) {
-    throw KernelError(std::to_string(attention.query_heads) + " query heads over " +
-                      std::to_string(layout.kv_heads) + " KV heads");
-  }
-  if (layout.key_dim > max_head_dim || layout.value_dim > max_head_dim) {
-    throw KernelError("heads of " + std::to_string(layout.key_dim) + " and " +
-                      std::to_string(layout.value_dim) + " elements: at most " +
-                      std::to_string(max_head_dim) + " are allowed");
-  }
-  if (layout.value_dim == 0 &&
-      (attention.latent_width == 0 || attention.latent_width > layout.key_dim)) {
-    throw KernelError("values of " + std::to_string(attention.latent_width) +
-                      " elements out of keys of " + std::to_string(layout.key_dim));
-  }
-  if (attention.cu_seqlens_q.size() != attention.seq_lens.size() + 1) {
-    throw KernelError(std::to_string(attention.cu_seqlens_q.size()) + " cumulative lengths for " +
-                      std::to_string(attention.seq_lens.size()) + " rows");
-  }
-}
-
 void check_slot(const BlockTable& table, const KVPages& pages, const Row& row, std::int64_t slot) {
   const std::int64_t column = table.column(row.index, slot);
   const std::string place = "slot " + std::to_string(slot) + " of row " + std::to_string(row.index);
@@ -184,8 +149,43 @@ float dot(const float* a, const float* b, std::uint32_t count) {
 
 }  // namespace
 
+void check_attention_shapes(const PagedAttention& attention) {
+  const KVLayout& layout = attention.pages.layout;
+  check_pages(attention.pages);
+  check_layer(attention.pages, attention.layer);
+  if (attention.scales == nullptr) {
+    check_numbers(attention.number, attention.pages.number, false);
+  } else {
+    check_scales(attention.pages, attention.scales->pages, attention.scales->granularity);
+    check_numbers(attention.number, attention.pages.number, true);
+  }
+  if (size_of(attention.number) == 1) {
+    throw KernelError(std::string("queries of ") + name_of(attention.number) +
+                      ": float32, float16 and bfloat16 are allowed");
+  }
+  if (layout.slots == 0) throw KernelError("a page has no slots");
+  if (layout.kv_heads == 0 || attention.query_heads % layout.kv_heads != 0) {
+    throw KernelError(std::to_string(attention.query_heads) + " query heads over " +
+                      std::to_string(layout.kv_heads) + " KV heads");
+  }
+  if (layout.key_dim > max_head_dim || layout.value_dim > max_head_dim) {
+    throw KernelError("heads of " + std::to_string(layout.key_dim) + " and " +
+                      std::to_string(layout.value_dim) + " elements: at most " +
+                      std::to_string(max_head_dim) + " are allowed");
+  }
+  if (layout.value_dim == 0 &&
+      (attention.latent_width == 0 || attention.latent_width > layout.key_dim)) {
+    throw KernelError("values of " + std::to_string(attention.latent_width) +
+                      " elements out of keys of " + std::to_string(layout.key_dim));
+  }
+  if (attention.cu_seqlens_q.size() != attention.seq_lens.size() + 1) {
+    throw KernelError(std::to_string(attention.cu_seqlens_q.size()) + " cumulative lengths for " +
+                      std::to_string(attention.seq_lens.size()) + " rows");
+  }
+}
+
 void paged_attention(const PagedAttention& attention) {
-  check_shapes(attention);
+  check_attention_shapes(attention);
   check_rows_of_batch(attention);
 
   const KVLayout& layout = attention.pages.layout;

@@ -5,7 +5,9 @@
 #include <span>
 
 #include "kvleaf/kernels/append.h"
+#include "kvleaf/kernels/attention.h"
 #include "kvleaf/kernels/layout.h"
+#include "kvleaf/kernels/state.h"
 
 namespace kvleaf::kernels {
 
@@ -26,5 +28,10 @@ void check_scales(const KVPages& pages, const KVPages& scales, std::uint32_t gra
 void check_paired(std::span<const std::int64_t> slots, std::span<const std::int64_t> scale_slots);
 /// `outside` is a type of entries that pages of `inside` can take or give.
 void check_numbers(Number outside, Number inside, bool scaled);
+
+/// What can be told without reading tables, lengths and rows.
+void check_attention_shapes(const PagedAttention& attention);
+void check_delta_shapes(const GatedDeltaRule& step);
+void check_mamba2_shapes(const Mamba2& step);
 
 }  // namespace kvleaf::kernels

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <string>
 
+#include "kvleaf/kernels/check.h"
 #include "kvleaf/kernels/convert.h"
 
 namespace kvleaf::kernels {
@@ -13,7 +14,7 @@ namespace {
 
 constexpr std::uint32_t tile_columns = 16;  // value elements that are worked on at a time
 
-void check_batch(const StateBatch& batch, std::uint64_t state_elements) {
+void check_batch_shapes(const StateBatch& batch, std::uint64_t state_elements) {
   const StateRows& states = batch.states;
   const std::size_t rows = batch.read_rows.size();
   if (batch.write_rows.size() != rows || batch.cu_seqlens_q.size() != rows + 1) {
@@ -29,6 +30,11 @@ void check_batch(const StateBatch& batch, std::uint64_t state_elements) {
     throw KernelError("a state of " + std::to_string(state_elements * size_of(states.number)) +
                       " bytes in rows " + std::to_string(states.row_stride) + " bytes apart");
   }
+}
+
+void check_batch(const StateBatch& batch) {
+  const StateRows& states = batch.states;
+  const std::size_t rows = batch.read_rows.size();
   const auto inside = [&](std::int64_t row, std::uint64_t first) {
     return row >= static_cast<std::int64_t>(first) && row < static_cast<std::int64_t>(states.rows);
   };
@@ -96,10 +102,21 @@ void require_dim(std::uint32_t dim) {
 
 }  // namespace
 
-void gated_delta_rule(const GatedDeltaRule& step) {
+void check_delta_shapes(const GatedDeltaRule& step) {
   require_groups(step.value_heads, step.key_heads, "key heads");
   require_dim(step.key_dim);
-  check_batch(step.batch, std::uint64_t{step.value_heads} * step.key_dim * step.value_dim);
+  check_batch_shapes(step.batch, std::uint64_t{step.value_heads} * step.key_dim * step.value_dim);
+}
+
+void check_mamba2_shapes(const Mamba2& step) {
+  require_groups(step.heads, step.groups, "groups");
+  require_dim(step.state_dim);
+  check_batch_shapes(step.batch, std::uint64_t{step.heads} * step.head_dim * step.state_dim);
+}
+
+void gated_delta_rule(const GatedDeltaRule& step) {
+  check_delta_shapes(step);
+  check_batch(step.batch);
 
   const StateRow states(step.batch.states);
   const std::uint32_t group = step.value_heads / step.key_heads;
@@ -161,9 +178,8 @@ void gated_delta_rule(const GatedDeltaRule& step) {
 }
 
 void mamba2(const Mamba2& step) {
-  require_groups(step.heads, step.groups, "groups");
-  require_dim(step.state_dim);
-  check_batch(step.batch, std::uint64_t{step.heads} * step.head_dim * step.state_dim);
+  check_mamba2_shapes(step);
+  check_batch(step.batch);
 
   const StateRow states(step.batch.states);
   const std::uint32_t group = step.heads / step.groups;

@@ -11,5 +11,6 @@ void bind_pool(nanobind::module_& module);
 void bind_group(nanobind::module_& module);
 void bind_planner(nanobind::module_& module);
 void bind_cache(nanobind::module_& module);
+void bind_kernels(nanobind::module_& module);
 
 }  // namespace kvleaf::python

@@ -40,4 +40,5 @@ NB_MODULE(_kvleaf, module) {
   kvleaf::python::bind_group(module);
   kvleaf::python::bind_planner(module);
   kvleaf::python::bind_cache(module);
+  kvleaf::python::bind_kernels(module);
 }

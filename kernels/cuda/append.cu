@@ -28,12 +28,6 @@ struct Work {
   const std::int64_t* scale_slots;  // null: no scales
 };
 
-__device__ __forceinline__ std::uint64_t this_warp() {
-  return std::uint64_t{blockIdx.x} * block_warps + threadIdx.x / warp;
-}
-__device__ __forceinline__ std::uint64_t all_warps() {
-  return std::uint64_t{gridDim.x} * block_warps;
-}
 __device__ __forceinline__ unsigned lane() { return threadIdx.x % warp; }
 
 __global__ void append_rows_kernel(const __grid_constant__ Work work) {

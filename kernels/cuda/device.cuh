@@ -15,6 +15,25 @@ inline constexpr unsigned warp = 32;
 inline constexpr unsigned block_threads = 256;
 inline constexpr unsigned block_warps = block_threads / warp;
 
+__device__ __forceinline__ std::uint64_t this_warp() {
+  return std::uint64_t{blockIdx.x} * block_warps + threadIdx.x / warp;
+}
+__device__ __forceinline__ std::uint64_t all_warps() {
+  return std::uint64_t{gridDim.x} * block_warps;
+}
+
+/// The lanes of this warp, which all come here together: see lanes.h.
+struct WarpLanes {
+  static constexpr unsigned count = warp;
+  __device__ __forceinline__ unsigned lane() const { return threadIdx.x % warp; }
+  __device__ __forceinline__ float sum(float value) const {
+    for (unsigned distance = warp / 2; distance > 0; distance /= 2) {
+      value += __shfl_xor_sync(0xffffffffu, value, distance);
+    }
+    return value;
+  }
+};
+
 /// `threads` threads, this one the `thread`-th, copy T by T; four loads are in flight before a
 /// store.
 template <class T>

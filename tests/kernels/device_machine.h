@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <vector>
@@ -86,6 +87,45 @@ class DeviceMachine {
     });
   }
 
+  static void paged_attention(const PagedAttention& on_host, const AttentionMemory& memory) {
+    Buffer pages(memory.pages), scale_pages(memory.scale_pages), queries(memory.queries),
+        output(memory.output);
+    const List<std::int32_t> table(memory.table), scale_table(memory.scale_table),
+        first_slot(memory.first_slot), begins(on_host.cu_seqlens_q), lengths(on_host.seq_lens);
+    PagedAttention attention = on_host;
+    ScaleTables scales;
+    attention.queries = queries.data();
+    attention.output = output.data();
+    attention.cu_seqlens_q = begins.span();
+    attention.seq_lens = lengths.span();
+    attention.table.blocks = table.span().data();
+    if (attention.table.first_slot != nullptr)
+      attention.table.first_slot = first_slot.span().data();
+    attention.pages.base = pages.data();
+    if (on_host.scales != nullptr) {
+      scales = *on_host.scales;
+      scales.pages.base = scale_pages.data();
+      scales.table.blocks = scale_table.span().data();
+      if (scales.table.first_slot != nullptr) scales.table.first_slot = first_slot.span().data();
+      attention.scales = &scales;
+    }
+    run([&](cuda::Stream stream) {
+      cuda::paged_attention(attention, on_host.cu_seqlens_q.back(), stream);
+    });
+    const Bytes result = output.download();
+    std::memcpy(memory.output.data(), result.data(), result.size());
+  }
+  static void step(GatedDeltaRule rule, const StateMemory& memory) {
+    with_states(rule.batch, rule.output, memory,
+                {&rule.queries, &rule.keys, &rule.values, &rule.log_decay, &rule.beta},
+                [&](cuda::Stream stream) { cuda::gated_delta_rule(rule, stream); });
+  }
+  static void step(Mamba2 rule, const StateMemory& memory) {
+    with_states(rule.batch, rule.output, memory,
+                {&rule.x, &rule.dt, &rule.a, &rule.b, &rule.c, &rule.d},
+                [&](cuda::Stream stream) { cuda::mamba2(rule, stream); });
+  }
+
  private:
   static void require(cudaError_t error) {
     if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
@@ -120,6 +160,33 @@ class DeviceMachine {
     require(cudaGraphExecDestroy(ready));
     require(cudaGraphDestroy(graph));
     require(cudaStreamDestroy(stream));
+  }
+
+  /// Takes a step's states, lists and inputs (in the order of memory.inputs) to the device, and what it
+  /// wrote back.
+  template <class Launch>
+  static void with_states(StateBatch& batch, float*& output, const StateMemory& memory,
+                          std::vector<const float**> inputs, Launch launch) {
+    Buffer states(memory.states), out(std::as_bytes(memory.output));
+    const List<std::int32_t> reads(batch.read_rows), writes(batch.write_rows),
+        begins(batch.cu_seqlens_q);
+    batch.states.base = states.data();
+    batch.read_rows = reads.span();
+    batch.write_rows = writes.span();
+    batch.cu_seqlens_q = begins.span();
+    output = reinterpret_cast<float*>(out.data());
+    std::vector<std::unique_ptr<Buffer>> held;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const auto [from, count] = memory.inputs.at(i);
+      if (from == nullptr) continue;
+      held.push_back(std::make_unique<Buffer>(std::as_bytes(std::span(from, count))));
+      *inputs[i] = reinterpret_cast<const float*>(held.back()->data());
+    }
+    run(launch);
+    const Bytes after = states.download();
+    const Bytes result = out.download();
+    std::memcpy(memory.states.data(), after.data(), after.size());
+    std::memcpy(memory.output.data(), result.data(), result.size());
   }
 
   template <class Use>

@@ -13,13 +13,32 @@
 
 #include "kernels/index_case.h"
 #include "kvleaf/kernels/append.h"
+#include "kvleaf/kernels/attention.h"
+#include "kvleaf/kernels/attention_lanes.h"
 #include "kvleaf/kernels/copy.h"
 #include "kvleaf/kernels/gather.h"
+#include "kvleaf/kernels/state.h"
+#include "kvleaf/kernels/state_lanes.h"
 #include "kvleaf/kernels/table.h"
 
 namespace kvleaf::kernels::test {
 
 using Bytes = std::vector<std::byte>;
+
+/// What the pointers of a PagedAttention point to, on the host: a machine with a memory of its own
+/// takes it there.
+struct AttentionMemory {
+  std::span<const std::byte> pages, scale_pages, queries;
+  std::span<std::byte> output;
+  std::span<const std::int32_t> table, scale_table, first_slot;
+};
+
+/// What the pointers of a state step point to: states and output are written.
+struct StateMemory {
+  std::span<std::byte> states;
+  std::span<float> output;
+  std::vector<std::pair<const float*, std::size_t>> inputs;
+};
 
 /// Runs the host's kernels. What a machine must offer.
 struct HostMachine {
@@ -69,6 +88,48 @@ struct HostMachine {
                             std::span<const std::int32_t> values) {
     kernels::scatter_table(table, rows, columns, values);
   }
+  static void paged_attention(const PagedAttention& attention, const AttentionMemory&) {
+    kernels::paged_attention(attention);
+  }
+  static void step(const GatedDeltaRule& rule, const StateMemory&) { gated_delta_rule(rule); }
+  static void step(const Mamba2& rule, const StateMemory&) { mamba2(rule); }
+};
+
+/// What each warp of a device runs, run by the host with one lane.
+struct OneLaneMachine {
+  static bool present() { return true; }
+
+  static void paged_attention(const PagedAttention& attention, const AttentionMemory&) {
+    const AttentionWork work = work_of(attention, attention.cu_seqlens_q.back());
+    for (std::int64_t token = 0; token < work.tokens; ++token) {
+      for (std::uint32_t head = 0; head < work.query_heads; ++head)
+        attend<max_head_dim>(work, token, head, OneLane{});
+    }
+  }
+  static void step(const GatedDeltaRule& rule, const StateMemory&) {
+    const StateBatch& batch = rule.batch;
+    for (std::size_t row = 0; row < batch.read_rows.size(); ++row) {
+      for (std::uint32_t head = 0; head < rule.value_heads; ++head) {
+        for (std::uint32_t column = 0; column < rule.value_dim; ++column) {
+          delta_column<max_state_dim>(rule, batch.read_rows.data(), batch.write_rows.data(),
+                                      batch.cu_seqlens_q.data(), static_cast<std::int64_t>(row),
+                                      head, column, OneLane{});
+        }
+      }
+    }
+  }
+  static void step(const Mamba2& rule, const StateMemory&) {
+    const StateBatch& batch = rule.batch;
+    for (std::size_t row = 0; row < batch.read_rows.size(); ++row) {
+      for (std::uint32_t head = 0; head < rule.heads; ++head) {
+        for (std::uint32_t p = 0; p < rule.head_dim; ++p) {
+          mamba2_element<max_state_dim>(rule, batch.read_rows.data(), batch.write_rows.data(),
+                                        batch.cu_seqlens_q.data(), static_cast<std::int64_t>(row),
+                                        head, p, OneLane{});
+        }
+      }
+    }
+  }
 };
 
 /// Says so, and is true, where the machine is not there.
@@ -101,6 +162,8 @@ std::span<const std::byte> as_bytes(const std::vector<T>& values) {
 #if defined(KVLEAF_HAVE_CUDA)
 #include "kernels/device_machine.h"
 #define KVLEAF_MACHINES kvleaf::kernels::test::HostMachine, kvleaf::kernels::test::DeviceMachine
+#define KVLEAF_LANE_MACHINES KVLEAF_MACHINES, kvleaf::kernels::test::OneLaneMachine
 #else
 #define KVLEAF_MACHINES kvleaf::kernels::test::HostMachine
+#define KVLEAF_LANE_MACHINES KVLEAF_MACHINES, kvleaf::kernels::test::OneLaneMachine
 #endif

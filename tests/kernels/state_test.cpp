@@ -82,7 +82,9 @@ const Shape shapes[] = {
     {{3}, {4}, {0}},
 };
 
-TEST_CASE("a gated delta rule step equals the rule written out with matrices") {
+TEST_CASE_TEMPLATE("a gated delta rule step equals the rule written out with matrices", Machine,
+                   KVLEAF_LANE_MACHINES) {
+  if (skipped<Machine>()) return;
   Random random(61);
   constexpr std::uint32_t key_heads = 2, value_heads = 4, key_dim = 12, value_dim = 21;
   for (const Number number : {Number::float32, Number::bfloat16, Number::float16}) {
@@ -99,8 +101,15 @@ TEST_CASE("a gated delta rule step equals the rule written out with matrices") {
       for (float& one : beta) one = 0.01f * static_cast<float>(draw(random, 0, 100));
       std::vector<float> out(tokens * value_heads * value_dim, NAN);
       const Bytes before = bench.memory;
-      gated_delta_rule({bench.batch(), key_heads, value_heads, key_dim, value_dim, queries.data(),
-                        keys.data(), values.data(), decay.data(), beta.data(), 0.25f, out.data()});
+      Machine::step(GatedDeltaRule{bench.batch(), key_heads, value_heads, key_dim, value_dim,
+                                   queries.data(), keys.data(), values.data(), decay.data(),
+                                   beta.data(), 0.25f, out.data()},
+                    StateMemory{bench.memory, out,
+                                {{queries.data(), queries.size()},
+                                 {keys.data(), keys.size()},
+                                 {values.data(), values.size()},
+                                 {decay.data(), decay.size()},
+                                 {beta.data(), beta.size()}}});
 
       // S ← α S (I - β k kᵀ) + β v kᵀ, the paper's form (S here is the transpose of the rows').
       std::vector<Doubles> expected;
@@ -141,7 +150,9 @@ TEST_CASE("a gated delta rule step equals the rule written out with matrices") {
   }
 }
 
-TEST_CASE("a Mamba-2 step equals the recurrence written out in double") {
+TEST_CASE_TEMPLATE("a Mamba-2 step equals the recurrence written out in double", Machine,
+                   KVLEAF_LANE_MACHINES) {
+  if (skipped<Machine>()) return;
   Random random(62);
   constexpr std::uint32_t heads = 4, groups = 2, head_dim = 5, state_dim = 19;
   for (const Number number : {Number::float32, Number::bfloat16, Number::float16}) {
@@ -160,8 +171,15 @@ TEST_CASE("a Mamba-2 step equals the recurrence written out in double") {
         for (float& one : a) one = -0.1f * static_cast<float>(draw(random, 1, 100));
         std::vector<float> out(tokens * heads * head_dim, NAN);
         const Bytes before = bench.memory;
-        mamba2({bench.batch(), heads, groups, head_dim, state_dim, x.data(), dt.data(), a.data(),
-                b.data(), c.data(), with_d ? d.data() : nullptr, out.data()});
+        Machine::step(Mamba2{bench.batch(), heads, groups, head_dim, state_dim, x.data(), dt.data(),
+                             a.data(), b.data(), c.data(), with_d ? d.data() : nullptr, out.data()},
+                      StateMemory{bench.memory, out,
+                                  {{x.data(), x.size()},
+                                   {dt.data(), dt.size()},
+                                   {a.data(), a.size()},
+                                   {b.data(), b.size()},
+                                   {c.data(), c.size()},
+                                   {with_d ? d.data() : nullptr, d.size()}}});
 
         std::vector<Doubles> expected;
         for (std::size_t r = 0; r < shape.reads.size(); ++r) {

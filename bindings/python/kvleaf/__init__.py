@@ -5,6 +5,7 @@
     pool     plan_geometry and BlockPool: page sizes, no tokens
     group    BlockManager: requests, prefix reuse, steps in flight
     planner  StepPlanner: the arrays of one forward, as NumPy views
+    kernels  copy_pages, append_kv, paged_attention, ...: what a plan lists, carried out on the host
 
 A pool, manager or planner belongs to one thread.
 """
@@ -30,6 +31,7 @@ from kvleaf._kvleaf import (
     KVCacheGroupId,
     KVError,
     KVLeafRegion,
+    KVPages,
     LatentAttentionLeaf,
     LeafGeometry,
     LeafStats,
@@ -49,8 +51,14 @@ from kvleaf._kvleaf import (
     StepError,
     StepPlan,
     StepPlanner,
+    append_kv,
+    copy_pages,
+    gather_kv,
     leaves_from_config,
+    paged_attention,
     plan_geometry,
+    scatter_table,
+    zero_pages,
 )
 
 __all__ = [
@@ -73,6 +81,7 @@ __all__ = [
     "KVCacheGroupId",
     "KVError",
     "KVLeafRegion",
+    "KVPages",
     "LatentAttentionLeaf",
     "LeafGeometry",
     "LeafStats",
@@ -92,8 +101,14 @@ __all__ = [
     "StepError",
     "StepPlan",
     "StepPlanner",
+    "append_kv",
+    "copy_pages",
+    "gather_kv",
     "leaves_from_config",
+    "paged_attention",
     "plan_geometry",
+    "scatter_table",
+    "zero_pages",
 ]
 
 _signatures.install(globals()[name] for name in __all__)
