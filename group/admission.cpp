@@ -646,6 +646,7 @@ void BlockManager::Impl::plan_kept(Request& r, std::uint32_t junction) const {
 
 std::optional<std::uint32_t> BlockManager::Impl::next_stop(const Request& r) const {
   if (states_.empty() || !caching_ || !r.publish) return {};
+  if (in_chunk_) return {};  // wherever a chunk ends, its boundaries are emitted
   // The next boundary behind what is planned that is worth a checkpoint, if it lies before the
   // known end.
   std::uint32_t stop = std::numeric_limits<std::uint32_t>::max();

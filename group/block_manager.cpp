@@ -128,6 +128,14 @@ BlockManager::Impl::Impl(Leaves leaves, ManagerOptions options)
     throw InvalidArgument(fmt::format("{} leaves are cached by page; at most 64 are", tree_leaves));
   }
   caching_ = options_.enable_prefix_caching && tree_leaves > 0;
+  in_chunk_ = caching_;
+  bool any_cached_state = false;
+  for (const std::uint32_t leaf : states_) {
+    if (!info_[leaf].tree) continue;
+    any_cached_state = true;
+    in_chunk_ = in_chunk_ && info_[leaf].leaf->emits_in_chunk();
+  }
+  in_chunk_ = in_chunk_ && any_cached_state;
 
   Geometry geometry = options_.geometry
                           ? *options_.geometry

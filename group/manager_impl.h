@@ -123,6 +123,7 @@ class BlockManager::Impl {
   std::uint32_t unit_ = 1;  // tokens: boundaries at which a hit can be are multiples of it
   bool any_ahead_ = false;  // some leaf is fed the next token
   bool caching_ = true;     // prefix caching, and some leaf with a text reach is cacheable
+  bool in_chunk_ = false;   // every cached state leaf emits its state at boundaries inside a step
   std::unique_ptr<BlockPool> pool_;
   std::unique_ptr<PrefixTree> tree_;
   std::unique_ptr<LastWriter> last_writer_;
@@ -206,6 +207,8 @@ class BlockManager::Impl {
   // ---- stepping.cpp
   /// Finds the batch's requests, into batch_. Throws RequestError for one that cannot be planned so.
   void check_batch(std::span<const StepRequest> batch);
+  /// Steps of so many rows ask for no memory of their own.
+  void reserve_steps(std::size_t rows);
   void check_row(const Request& r, StepRequest row, std::size_t index, bool twice) const;
   bool serve(Request& r, std::uint32_t new_tokens, StepRecord& record, std::string& why);
   StepRecord::Entry& plan_row(Request& r, std::uint32_t new_tokens, StepRecord& record);
@@ -226,6 +229,8 @@ class BlockManager::Impl {
   /// Whether somebody else reads r's live state, so that the next step must write beside it.
   bool shared_state(const Request& r, const LeafInfo& leaf) const;
   void due_checkpoint(Request& r, StepRecord& record, StepRecord::Entry& entry);
+  /// Blocks for the states that the step passes at kept boundaries, where kernels emit them.
+  void due_in_chunk(Request& r, const StepRecord& record, const StepRecord::Entry& entry);
   void slide(Request& r, std::uint32_t tokens);
   void free_leaving(Request& r);
   void unslide(Request& r, std::uint32_t tokens);

@@ -17,6 +17,8 @@ std::unique_ptr<Request> BlockManager::Impl::make_request(RequestId id) {
     request->rows.resize(leaves_.size());
     request->states.resize(states_.size());
     request->scratch.resize(scratch_.size());
+    if (in_chunk_)
+      request->unfiled.reserve((options_.max_step_tokens / unit_ + std::size_t{2}) * steps_.size());
     // Rows must not grow inside a step. What is reserved and never used is never touched.
     for (const std::uint32_t leaf : text_) {
       const LeafInfo& info = info_[leaf];

@@ -161,6 +161,7 @@ class StepPlanner::Impl {
     std::uint32_t entries_per_page = 0;
     bool delta = false;
     bool live_span = false;
+    bool in_chunk = false;
     std::uint32_t head_slots = 0;
     // Per row of the batch:
     std::vector<std::uint32_t> filled;  // what the leaf remembers, see RowDelta::filled_columns
@@ -189,10 +190,18 @@ class StepPlanner::Impl {
   void stage(LeafPlan& leaf, Set& set, std::uint64_t step);
   void lay_out(LeafPlan& leaf, Set& set);
   void lay_out_states(LeafPlan& leaf, std::uint64_t step);
+  void lay_out_boundaries(LeafPlan& leaf, std::uint64_t step);
   void lay_out_scratch(LeafPlan& leaf);
   std::span<const std::span<const BlockId>> whole_rows(const LeafPlan& leaf, std::uint32_t batch);
   void map_slots(LeafPlan& leaf, Set& set);
   void forget_all();
+  /// Columns of a table of slots; states and scratch have no such table.
+  std::uint32_t round_up(const LeafPlan& leaf, std::uint32_t columns) const noexcept {
+    const Writing writing = leaf.info->writing;
+    const bool slots = writing == Writing::append || writing == Writing::write_once;
+    const std::uint32_t multiple = slots ? options_.column_multiple : 1;
+    return ceil_div(columns, multiple) * multiple;
+  }
 
   std::vector<LeafPlan> leaves_;
   std::vector<StepPlan> plans_;  // one per host set
@@ -200,7 +209,8 @@ class StepPlanner::Impl {
   std::vector<Owner> owners_;
   std::vector<RowPlan> rows_;                         // of this plan
   std::vector<std::span<const BlockId>> full_;        // scratch
-  std::vector<std::array<BlockId, 2>> state_blocks_;  // scratch: what full_ points to for states
+  std::vector<BlockId> state_blocks_;  // scratch: what full_ points to for states
+  std::vector<BlockId> boundaries_;    // scratch: what RowDelta::boundary_blocks points to
   std::size_t observer_ = 0;                          // our entry of Row::changed
 };
 
@@ -210,6 +220,9 @@ StepPlanner::Impl::Impl(BlockManager& manager, PlannerOptions options)
     throw PlanShapeError(
         fmt::format("max_batch is {} and max_step_tokens {}; both must be at least 1",
                     options_.max_batch, options_.max_step_tokens));
+  }
+  if (options_.column_multiple == 0) {
+    throw PlanShapeError("column_multiple is 0; 1 leaves columns as they are");
   }
   if (core_.observers_ >= max_row_observers) {
     throw PlanShapeError(fmt::format("a manager serves at most {} planners", max_row_observers));
@@ -235,9 +248,21 @@ StepPlanner::Impl::Impl(BlockManager& manager, PlannerOptions options)
       case Writing::write_once:
         leaf.columns = ceil_div(options_.max_encoder_tokens, info.tokens_per_page);
         break;
-      case Writing::in_place:
+      case Writing::in_place: {  // boundaries that one row passes in one step
+        leaf.in_chunk = info.leaf->emits_in_chunk();
+        const std::uint32_t most =
+            std::min(options_.max_step_tokens, core_.options_.max_step_tokens);
+        leaf.columns = leaf.in_chunk ? std::max(1u, ceil_div(most - 1, info.tokens_per_page)) : 1;
+        if (leaf.in_chunk) {
+          boundaries_.reserve(std::max<std::size_t>(
+              boundaries_.capacity(),
+              options_.max_step_tokens / info.tokens_per_page + options_.max_batch));
+        }
+        break;
+      }
       case Writing::exclusive: leaf.columns = 1; break;
     }
+    leaf.columns = round_up(leaf, leaf.columns);
     leaf.head_slots = ceil_div(info.pattern.head(), info.tokens_per_page);
     leaf.filled.assign(options_.max_batch, 0);
     leaf.deltas.resize(options_.max_batch);
@@ -280,10 +305,11 @@ StepPlanner::Impl::Impl(BlockManager& manager, PlannerOptions options)
     plan.data_ = std::move(set);
     plans_.push_back(std::move(plan));
   }
+  core_.reserve_steps(options_.max_batch);
   owners_.assign(options_.max_batch, {});
   rows_.reserve(options_.max_batch);
   full_.reserve(options_.max_batch);
-  state_blocks_.reserve(options_.max_batch);
+  state_blocks_.reserve(std::size_t{options_.max_batch} * 2 + boundaries_.capacity());
 }
 
 void StepPlanner::Impl::check(std::span<const StepRequest> batch,
@@ -404,6 +430,28 @@ void StepPlanner::Impl::lay_out_states(LeafPlan& leaf, std::uint64_t step) {
                        : state.source && state.source_step == step ? *state.source
                                                                    : state.at(row.begin);
   }
+  if (leaf.in_chunk) lay_out_boundaries(leaf, step);
+}
+
+void StepPlanner::Impl::lay_out_boundaries(LeafPlan& leaf, std::uint64_t step) {
+  // Those behind `begin` and before the step's end; the manager has listed which of them it wants.
+  const LeafInfo& info = *leaf.info;
+  const std::uint32_t P = info.tokens_per_page;
+  boundaries_.clear();  // has room for all rows: nothing that points into it moves
+  for (std::uint32_t i = 0; i < rows_.size(); ++i) {
+    const RowPlan& row = rows_[i];
+    const std::uint32_t before = row.begin / P;
+    const std::uint32_t count = (row.begin + row.count - 1) / P - before;
+    const std::size_t first = boundaries_.size();
+    boundaries_.resize(first + count, null_block);
+    for (const PendingCheckpoint& pending : row.request->unfiled) {
+      if (pending.step != step || pending.tokens <= row.begin) continue;
+      boundaries_[first + pending.tokens / P - before - 1] = pending.blocks[info.kind_index];
+    }
+    leaf.deltas[i].boundary_blocks = std::span(boundaries_).subspan(first, count);
+    leaf.depths[i] = count;
+  }
+  for (std::size_t i = rows_.size(); i < leaf.depths.size(); ++i) leaf.depths[i] = 0;
 }
 
 void StepPlanner::Impl::lay_out_scratch(LeafPlan& leaf) {
@@ -439,8 +487,12 @@ std::span<const std::span<const BlockId>> StepPlanner::Impl::whole_rows(const Le
         break;
       case Writing::in_place: {
         const bool apart = info.leaf->state_kernel() == StateKernel::in_out;
-        state_blocks_.push_back({delta.read_block, delta.write_block});
-        full_.emplace_back(state_blocks_.back().data() + (apart ? 0 : 1), apart ? 2 : 1);
+        const std::size_t first = state_blocks_.size();
+        if (apart) state_blocks_.push_back(delta.read_block);
+        state_blocks_.push_back(delta.write_block);
+        state_blocks_.insert(state_blocks_.end(), delta.boundary_blocks.begin(),
+                             delta.boundary_blocks.end());
+        full_.emplace_back(std::span(state_blocks_).subspan(first));
         break;
       }
       case Writing::exclusive: full_.emplace_back(&delta.write_block, 1); break;
@@ -464,6 +516,7 @@ void StepPlanner::Impl::stage(LeafPlan& leaf, Set& set, std::uint64_t step) {
   }
   std::uint32_t deepest = 1;
   for (std::uint32_t i = 0; i < set.batch; ++i) deepest = std::max(deepest, leaf.depths[i]);
+  deepest = round_up(leaf, deepest);
   if (arrays.batch != set.batch || arrays.num_blocks != deepest) {
     arrays.batch = 0;  // where a leaf refuses its shape
     narrow(leaf, arrays, set.batch, deepest);

@@ -34,6 +34,23 @@ void BlockManager::Impl::check_batch(std::span<const StepRequest> batch) {
   }
 }
 
+void BlockManager::Impl::reserve_steps(std::size_t rows) {
+  const std::size_t blocks = rows * leaves_.size();
+  for (StepRecord& record : steps_) {
+    record.step.served.reserve(rows);
+    record.step.copies.reserve(blocks);
+    record.step.zero_fills.reserve(blocks);
+    record.entries.reserve(rows);
+    record.returning.reserve(blocks);
+    record.sources.reserve(rows * states_.size());
+    record.held_copies.reserve(blocks);
+  }
+  batch_.reserve(rows);
+  kept_.reserve(rows);
+  demand_.reserve(blocks);
+  drawn_.reserve(blocks);
+}
+
 void BlockManager::Impl::check_row(const Request& r, StepRequest row, std::size_t index,
                                    bool twice) const {
   const std::uint64_t end = std::uint64_t{r.planned} + row.new_tokens;
@@ -111,6 +128,10 @@ const Step& BlockManager::Impl::begin_step(std::span<const StepRequest> batch) {
   // Checkpoints are best effort, so they come after every row has what it needs.
   if (!states_.empty()) {
     for (StepRecord::Entry& entry : record.entries) due_checkpoint(*entry.request, record, entry);
+    if (in_chunk_) {
+      for (const StepRecord::Entry& entry : record.entries)
+        due_in_chunk(*entry.request, record, entry);
+    }
   }
   if (!prompts_.empty())
     std::erase_if(prompts_, [](const Request* r) { return r->planned >= r->prompt; });
@@ -602,6 +623,34 @@ void BlockManager::Impl::due_checkpoint(Request& r, StepRecord& record, StepReco
         [&](LeafId leaf, BlockId block) { give_back(r, leaf, block); });
   }
   r.unfiled.push_back(std::move(pending));
+}
+
+void BlockManager::Impl::due_in_chunk(Request& r, const StepRecord& record,
+                                      const StepRecord::Entry& entry) {
+  if (!r.publish) return;
+  // Where ids lag behind nobody could file it; the step's end is the live state's affair.
+  const std::uint32_t end = std::min(entry.begin + entry.count, r.known() + 1);
+  for (std::uint64_t n = (std::uint64_t{entry.begin} / unit_ + 1) * unit_; n < end; n += unit_) {
+    const auto boundary = static_cast<std::uint32_t>(n);
+    if (!kept_boundary(r, boundary)) continue;
+    demand_.clear();
+    for (const std::uint32_t leaf : states_) {
+      if (info_[leaf].tree) demand_.push_back({info_[leaf].id, 1, Fate::cache, {}});
+    }
+    drawn_.assign(demand_.size(), null_block);
+    if (!pool_->allocate_all(demand_, drawn_)) {
+      ++counters_.checkpoints_skipped;
+      return;
+    }
+    PendingCheckpoint pending{boundary, record.step.id.value(), {}};
+    pending.blocks.assign(states_.size(), null_block);
+    for (std::size_t i = 0; i < demand_.size(); ++i) {
+      const LeafInfo& info = info_[demand_[i].leaf.value()];
+      last_writer_->draw(info.id, drawn_[i]);  // written whole by the kernel
+      pending.blocks[info.kind_index] = drawn_[i];
+    }
+    r.unfiled.push_back(std::move(pending));
+  }
 }
 
 // ---- settle

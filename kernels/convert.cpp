@@ -6,13 +6,22 @@
 #else
 #define KVLEAF_HAS_AVX2 0
 #endif
+// clang has another word for the width, and is content with AVX2.
+#if KVLEAF_HAS_AVX2 && !defined(__clang__)
+#define KVLEAF_HAS_AVX512 1
+#define KVLEAF_AVX512 \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#else
+#define KVLEAF_HAS_AVX512 0
+#endif
 
 namespace kvleaf::kernels {
 
 namespace {
 
-// The bodies are inlined into a plain function and into one compiled for AVX2; the loops are such
-// that compilers make vector code of them. No FMA: contraction would make the two differ.
+// The bodies are inlined into a plain function and into those compiled for AVX2 and AVX-512; the loops
+// are such that compilers make vector code of them. No product meets a sum, so that no contraction
+// makes them differ.
 
 template <class From, class To>
 KVLEAF_HD void quantise_body(const void* from, void* to, std::size_t count, float scale) noexcept {
@@ -72,15 +81,37 @@ KVLEAF_AVX2 float largest_avx2(const void* from, std::size_t count) noexcept {
 }
 #endif
 
+#if KVLEAF_HAS_AVX512
+template <class From, class To>
+KVLEAF_AVX512 void quantise_avx512(const void* from, void* to, std::size_t count,
+                                   float scale) noexcept {
+  quantise_body<From, To>(from, to, count, scale);
+}
+template <class From, class To>
+KVLEAF_AVX512 void dequantise_avx512(const void* from, void* to, std::size_t count,
+                                     float scale) noexcept {
+  dequantise_body<From, To>(from, to, count, scale);
+}
+template <class From>
+KVLEAF_AVX512 float largest_avx512(const void* from, std::size_t count) noexcept {
+  return largest_body<From>(from, count);
+}
+#endif
+
 }  // namespace
 
 Instructions best_instructions() noexcept {
+#if KVLEAF_HAS_AVX512
+  static const bool has_avx512 =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (has_avx512) return Instructions::avx512;
+#endif
 #if KVLEAF_HAS_AVX2
   static const bool has_avx2 = __builtin_cpu_supports("avx2");
-  return has_avx2 ? Instructions::avx2 : Instructions::plain;
-#else
-  return Instructions::plain;
+  if (has_avx2) return Instructions::avx2;
 #endif
+  return Instructions::plain;
 }
 
 ConvertRow quantiser(Number from, Number to, Instructions instructions) noexcept {
@@ -88,8 +119,11 @@ ConvertRow quantiser(Number from, Number to, Instructions instructions) noexcept
     return with_number(to, [&](auto to_tag) -> ConvertRow {
       using From = typename decltype(from_tag)::type;
       using To = typename decltype(to_tag)::type;
+#if KVLEAF_HAS_AVX512
+      if (instructions == Instructions::avx512) return quantise_avx512<From, To>;
+#endif
 #if KVLEAF_HAS_AVX2
-      if (instructions == Instructions::avx2) return quantise_avx2<From, To>;
+      if (instructions >= Instructions::avx2) return quantise_avx2<From, To>;
 #endif
       return quantise_plain<From, To>;
     });
@@ -101,8 +135,11 @@ ConvertRow dequantiser(Number from, Number to, Instructions instructions) noexce
     return with_number(to, [&](auto to_tag) -> ConvertRow {
       using From = typename decltype(from_tag)::type;
       using To = typename decltype(to_tag)::type;
+#if KVLEAF_HAS_AVX512
+      if (instructions == Instructions::avx512) return dequantise_avx512<From, To>;
+#endif
 #if KVLEAF_HAS_AVX2
-      if (instructions == Instructions::avx2) return dequantise_avx2<From, To>;
+      if (instructions >= Instructions::avx2) return dequantise_avx2<From, To>;
 #endif
       return dequantise_plain<From, To>;
     });
@@ -112,8 +149,11 @@ ConvertRow dequantiser(Number from, Number to, Instructions instructions) noexce
 LargestOfRow largest_of_row(Number from, Instructions instructions) noexcept {
   return with_number(from, [&](auto from_tag) -> LargestOfRow {
     using From = typename decltype(from_tag)::type;
+#if KVLEAF_HAS_AVX512
+    if (instructions == Instructions::avx512) return largest_avx512<From>;
+#endif
 #if KVLEAF_HAS_AVX2
-    if (instructions == Instructions::avx2) return largest_avx2<From>;
+    if (instructions >= Instructions::avx2) return largest_avx2<From>;
 #endif
     return largest_plain<From>;
   });

@@ -1,6 +1,6 @@
 // Rows of numbers from one type into another, with a scale: what quantised pages are written and
-// read with. One source, compiled twice: for AVX2, picked where the processor has it, and plain.
-// Both give the same bits.
+// read with. One source, compiled three times: for AVX-512 and for AVX2, picked where the processor has
+// them, and plain. All give the same bits.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace kvleaf::kernels {
 
-enum class Instructions : std::uint8_t { plain, avx2 };
+enum class Instructions : std::uint8_t { plain, avx2, avx512 };
 
 /// The fastest that this processor has.
 Instructions best_instructions() noexcept;

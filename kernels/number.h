@@ -87,24 +87,20 @@ KVLEAF_HD float power_of_two(int exponent) noexcept {
   return float_of(static_cast<std::uint32_t>(exponent + 127) << 23);
 }
 
-/// The magnitude of a float that is not NaN, as `exponent_bits` and `mantissa_bits` (both less than
-/// a float's) and rounded. Not bounded: what is too large comes out as larger than the largest
-/// code.
+/// The magnitude of a float, at most the type's largest (or the power of two behind it, for infinity), as
+/// the code of a type of `exponent_bits` and `mantissa_bits`, both less than a float's; rounded.
 template <int exponent_bits, int mantissa_bits>
 KVLEAF_HD std::uint32_t narrow_magnitude(std::uint32_t magnitude) noexcept {
   constexpr int bias = (1 << (exponent_bits - 1)) - 1;
-  constexpr int shift = 23 - mantissa_bits;
   constexpr std::uint32_t first_normal = static_cast<std::uint32_t>(127 - bias + 1) << 23;
-  // Half of the dropped bits, less one where the kept last bit is even, rounds ties to even; a
-  // carry runs into the exponent, where it belongs.
-  const std::uint32_t odd = (magnitude >> shift) & 1u;
-  const std::uint32_t normal = ((magnitude + ((1u << (shift - 1)) - 1) + odd) >> shift) -
-                               (static_cast<std::uint32_t>(127 - bias) << mantissa_bits);
-  // A subnormal is a multiple of 2^(1 - bias - mantissa_bits). Added to a number whose last bit is
-  // worth just that, the addition itself rounds.
-  const float magic = power_of_two(1 - bias - mantissa_bits + 23);
-  const std::uint32_t subnormal = bits_of(float_of(magnitude) + magic) - bits_of(magic);
-  return select(magnitude < first_normal, subnormal, normal);
+  // The code counts steps. A step is worth the last bit of a number of this exponent, or of the least
+  // normal one; added to a number whose own last bit is worth as much, the addition itself rounds.
+  const std::uint32_t exponent = magnitude & 0x7f800000u;
+  const std::uint32_t scale = exponent > first_normal ? exponent : first_normal;
+  const std::uint32_t magic = scale + (static_cast<std::uint32_t>(23 - mantissa_bits) << 23);
+  const std::uint32_t steps = bits_of(float_of(magnitude) + float_of(magic)) - magic;
+  // Behind the codes of all lower exponents; a carry runs into the next one, where it belongs.
+  return steps + ((scale - first_normal) >> (23 - mantissa_bits));
 }
 
 /// The reverse, exact, for codes that stand for finite numbers.
@@ -162,33 +158,33 @@ struct FromFloat<F16> {
   KVLEAF_HD static F16 convert(float value) noexcept {
     const std::uint32_t bits = bits_of(value);
     const std::uint32_t magnitude = bits & 0x7fffffffu;
-    const std::uint32_t code = narrow_magnitude<5, 10>(magnitude);
-    const std::uint32_t bounded = code < 0x7c00u ? code : 0x7c00u;
+    const std::uint32_t at_most = magnitude < bits_of(65536.0f) ? magnitude : bits_of(65536.0f);
+    const std::uint32_t code = narrow_magnitude<5, 10>(at_most);  // of 2^16: infinity's
     const std::uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
-    return F16{static_cast<std::uint16_t>(select(magnitude > 0x7f800000u, nan, bounded) |
+    return F16{static_cast<std::uint16_t>(select(magnitude > 0x7f800000u, nan, code) |
                                           ((bits >> 16) & 0x8000u))};
   }
 };
-/// Eight-bit floats: `largest` is the code of the largest finite number.
+/// Eight-bit floats: `largest` is the bits of the largest finite number, as a float.
 template <int exponent_bits, int mantissa_bits, std::uint32_t largest, std::uint32_t nan>
 KVLEAF_HD std::uint8_t narrow_to_8_bits(float value) noexcept {
   const std::uint32_t bits = bits_of(value);
   const std::uint32_t magnitude = bits & 0x7fffffffu;
-  const std::uint32_t code = narrow_magnitude<exponent_bits, mantissa_bits>(magnitude);
-  const std::uint32_t bounded = code < largest ? code : largest;
-  return static_cast<std::uint8_t>(select(magnitude > 0x7f800000u, nan, bounded) |
+  const std::uint32_t at_most = magnitude < largest ? magnitude : largest;
+  const std::uint32_t code = narrow_magnitude<exponent_bits, mantissa_bits>(at_most);
+  return static_cast<std::uint8_t>(select(magnitude > 0x7f800000u, nan, code) |
                                    ((bits >> 24) & 0x80u));
 }
 template <>
 struct FromFloat<E4M3> {
   KVLEAF_HD static E4M3 convert(float value) noexcept {
-    return E4M3{narrow_to_8_bits<4, 3, 0x7e, 0x7f>(value)};
+    return E4M3{narrow_to_8_bits<4, 3, 0x43e00000, 0x7f>(value)};
   }
 };
 template <>
 struct FromFloat<E5M2> {
   KVLEAF_HD static E5M2 convert(float value) noexcept {
-    return E5M2{narrow_to_8_bits<5, 2, 0x7b, 0x7e>(value)};
+    return E5M2{narrow_to_8_bits<5, 2, 0x47600000, 0x7e>(value)};
   }
 };
 template <>

@@ -26,6 +26,15 @@ double median(const std::vector<benchmark::BenchmarkReporter::Run>& runs, double
   return *middle;
 }
 
+void print_record(const std::string& workload, const Case& of, double value,
+                  const std::string& floor) {
+  fmt::print(
+      "{{\"system\": \"kvleaf {}\", \"workload\": \"{}\", \"case\": \"{}\", \"metric\": \"{}\", "
+      "\"value\": {:.3f}, \"unit\": \"{}\"{}}}\n",
+      KVLEAF_VERSION, workload, of.name, of.metric, value, of.unit, floor);
+  std::fflush(stdout);
+}
+
 /// Benchmarks come as floor, measured, floor, measured, …: a record is printed with each second
 /// one.
 class Records : public benchmark::BenchmarkReporter {
@@ -47,11 +56,7 @@ class Records : public benchmark::BenchmarkReporter {
       floor_ = fmt::format(", \"floor\": {:.3f}", value);
       return;
     }
-    fmt::print(
-        "{{\"system\": \"kvleaf {}\", \"workload\": \"{}\", \"case\": \"{}\", \"metric\": \"{}\", "
-        "\"value\": {:.3f}, \"unit\": \"{}\"{}}}\n",
-        KVLEAF_VERSION, workload_, measured.name, measured.metric, value, measured.unit, floor_);
-    std::fflush(stdout);
+    print_record(workload_, measured, value, floor_);
     floor_.clear();
   }
 
@@ -95,6 +100,10 @@ void Suite::add(Case measured, Body body, Body floor) {
   cases_.push_back(std::move(measured));
 }
 
+void Suite::add_count(Case counted, std::function<double()> count, std::function<double()> floor) {
+  counts_.push_back({std::move(counted), std::move(count), std::move(floor)});
+}
+
 int Suite::run() {
   for (std::size_t i = 0; i < options_.size(); ++i) {
     if (options_[i] == "--quick") continue;
@@ -108,6 +117,10 @@ int Suite::run() {
   }
   if (!wanted_) return 0;
   pin_to_this_core();
+  for (const Count& one : counts_) {
+    const std::string floor = one.floor ? fmt::format(", \"floor\": {:.3f}", one.floor()) : "";
+    print_record(workload_, one.counted, one.count(), floor);
+  }
   Records records(workload_, cases_);
   const std::size_t ran = benchmark::RunSpecifiedBenchmarks(&records);
   return ran == 0 ? 1 : 0;

@@ -40,6 +40,8 @@ class Suite {
  public:
   Suite(std::string workload, int argc, char** argv);
   void add(Case measured, Body body, Body floor = {});
+  /// A figure that is counted and not timed: printed as it is, beside the least there could be.
+  void add_count(Case counted, std::function<double()> count, std::function<double()> floor = {});
   /// The exit code: 0, 1 if a benchmark failed, 2 for an option that is unknown.
   int run();
 
@@ -48,7 +50,12 @@ class Suite {
   std::vector<std::string> options_;
   bool quick_ = false;
   bool wanted_ = true;
+  struct Count {
+    Case counted;
+    std::function<double()> count, floor;
+  };
   std::vector<Case> cases_;
+  std::vector<Count> counts_;
 };
 
 }  // namespace bench

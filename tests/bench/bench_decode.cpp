@@ -1,7 +1,8 @@
 // Workload "decode": 256 requests, one token each, by StepPlanner: reserve, tables, slot mappings,
 // lengths. Per request and leaf, at three lengths: the cost must not grow with them.
 //
-// The floor writes one entry per row and leaf of tables that large.
+// The floor writes one entry per row and leaf of tables that large. Beside it, what a device is sent for
+// a step of the tables: 4 bytes for each entry that a page taken or let go of changes, at any length.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -22,8 +23,9 @@ constexpr std::uint32_t page = 16;
 constexpr std::uint32_t leaves = 2;
 
 struct Server {
-  explicit Server(std::uint32_t length, bool aligned) {
-    AttentionOptions attention{.layers = 1, .kv_heads = 1, .head_dim = 8, .tokens_per_page = page};
+  explicit Server(std::uint32_t length, bool aligned, TableFormat table = TableFormat::dense) {
+    AttentionOptions attention{
+        .layers = 1, .kv_heads = 1, .head_dim = 8, .tokens_per_page = page, .table = table};
     Leaves kinds = {
         std::make_shared<FullAttentionLeaf>("full", attention),
         std::make_shared<SlidingWindowLeaf>("window", WindowOptions{.window = 1024}, attention)};
@@ -58,6 +60,17 @@ struct Server {
     if (!plan.refused().empty()) throw std::logic_error(plan.refused().front().why);
     last = plan.step();
   }
+  /// Of both leaves' tables, that changed in the step planned last.
+  std::uint64_t dirty_bytes(const StepPlan& plan) const {
+    std::uint64_t bytes = 0;
+    for (std::uint32_t leaf = 0; leaf < leaves; ++leaf) {
+      for (const StagedArray& array : plan.arrays(LeafId{leaf})) {
+        for (const ByteRange& range : plan.dirty(LeafId{leaf}, array.key))
+          bytes += range.end - range.begin;
+      }
+    }
+    return bytes;
+  }
   void settle() {
     planner->settle(*last);
     for (std::uint32_t i = 0; i < batch; ++i) {
@@ -70,6 +83,26 @@ struct Server {
   std::vector<StepRequest> rows;
   std::optional<StepId> last;
 };
+
+/// Mean over a page's length of steps.
+void add_upload(bench::Suite& suite, std::uint32_t length) {
+  suite.add_count({.name = fmt::format("full and window, B=256, L={}", length),
+                   .metric = "upload_bytes_per_step",
+                   .unit = "bytes"},
+                  [=] {
+                    Server server(length, false);
+                    double bytes = 0;
+                    for (std::uint32_t i = 0; i < 2 * page; ++i) {
+                      const StepPlan& plan = server.planner->plan(server.rows);
+                      server.last = plan.step();
+                      if (i >= page) bytes += static_cast<double>(server.dirty_bytes(plan)) / page;
+                      server.settle();
+                    }
+                    return bytes;
+                  },
+                  // A page is taken by each leaf and one let go of by the window, 16 tokens apart.
+                  [] { return batch * 3.0 / page * sizeof(std::int32_t); });
+}
 
 void add(bench::Suite& suite, std::uint32_t length, bool aligned) {
   const auto columns = length / page + 256;
@@ -116,7 +149,10 @@ void add(bench::Suite& suite, std::uint32_t length, bool aligned) {
 
 int main(int argc, char** argv) {
   bench::Suite suite("decode", argc, argv);
-  for (const std::uint32_t length : {1024u, 8192u, 131072u}) add(suite, length, false);
+  for (const std::uint32_t length : {1024u, 8192u, 131072u}) {
+    add(suite, length, false);
+    add_upload(suite, length);
+  }
   add(suite, 8192, true);
   return suite.run();
 }

@@ -27,8 +27,9 @@ Leaf chunk(std::uint32_t tokens, std::uint32_t page = 4) { return text("chunk", 
 Leaf encoder(std::string name = "cross") { return text(std::move(name), KVCacheGroupId::encoder()); }
 Leaf scratch() { return std::make_shared<ScratchLeaf>("scratch", 8); }
 Leaf state(StateKernel kernel, std::uint32_t rollback = 0, std::string name = "state",
-           std::optional<std::uint32_t> page = {}, std::string group = "state") {
+           std::optional<std::uint32_t> page = {}, std::string group = "state", bool in_chunk = false) {
   StateOptions options;
+  options.in_chunk = in_chunk;
   options.layers = 1;
   options.slabs = {{"recurrent", {2}, DType::float32}};
   options.kernel = kernel;
@@ -62,6 +63,11 @@ std::vector<Mix> mixes() {
       {"full and state in out", {full(), state(in_out)}},
       {"full and state in out every 8", {full(), state(in_out)}, 4, 64, 32, 6, 30, 3, Retention::every(8)},
       {"full, two states, scratch", {full(), state(in_place, 0, "conv"), state(in_out, 0, "ssm", 8, "ssm"), scratch()}},
+      {"full and state in chunks", {full(), state(in_place, 0, "state", {}, "state", true)}},
+      {"full and states in chunks dense", {full(), state(in_out, 0, "conv", {}, "conv", true), state(in_place, 0, "ssm", 8, "ssm", true)},
+       4, 64, 32, 8, 40, 3, Retention::dense()},
+      {"window and state in chunks, rollback", {window(8), state(in_out, 2, "state", {}, "state", true)}, 4, 64, 32, 6, 30, 3, Retention::every(8)},
+      {"full, a state in chunks and one that is not", {full(), state(in_place, 0, "conv", {}, "conv", true), state(in_out, 0, "ssm", {}, "ssm")}},
       {"state alone", {state(in_place)}, 4, 64, 32, 1, 5},
       {"window and state spaced", {window(8), state(in_out)}, 4, 64, 32, 6, 30, 3, Retention::spaced()},
       {"full and state in place, rollback", {full(), state(in_place, 2)}},
@@ -86,7 +92,7 @@ TEST_CASE("random operations: every audit holds, and every byte that is read is 
   const char* only = std::getenv("KVLEAF_RANDOM_MIX");
   for (const Mix& mix : mixes()) {
     if (only != nullptr && mix.name.find(only) == std::string::npos) continue;
-    std::uint64_t hits = 0, checked = 0, refused = 0, failed = 0;
+    std::uint64_t hits = 0, checked = 0, refused = 0, failed = 0, emitted = 0;
     bool good = true;
     for (std::uint64_t seed = first; seed < first + runs && good; ++seed) {
       std::string error;
@@ -98,6 +104,7 @@ TEST_CASE("random operations: every audit holds, and every byte that is read is 
         checked += world.checked_words;
         refused += world.refused;
         failed += world.failed_steps;
+        emitted += world.emitted_states;
       } catch (const std::exception& e) {
         error = e.what();
       }
@@ -120,6 +127,9 @@ TEST_CASE("random operations: every audit holds, and every byte that is read is 
     CHECK(refused > 0);
     CHECK(failed > 0);
     if (mix.caching) CHECK(hits > 0);
+    // All cached states at a boundary are published, or none.
+    const bool emits = mix.name.find("in chunks") != std::string::npos && mix.name.find("one that is not") == std::string::npos;
+    CHECK((emitted > 0) == emits);
   }
 }
 

@@ -43,6 +43,29 @@ class Backwards : public KVLeafRegion {
     }
   }
 };
+/// A leaf that stages something else entirely, by deltas of its own: how many slots each row has.
+class Ends : public KVLeafRegion {
+ public:
+  Ends() : KVLeafRegion("ends", KVCacheGroupId::full(), 64, {1, 4}) {}
+  StagedInputs staged_input_shapes(std::uint32_t batch, std::uint32_t) const override {
+    return {{"ends", {batch}, DType::int32}};
+  }
+  void write_staged_inputs(std::span<const std::span<const BlockId>> plans, StagedArrays into) const override {
+    for (std::size_t i = 0; i < plans.size(); ++i) into.at("ends").row<std::int32_t>(0)[i] = static_cast<std::int32_t>(plans[i].size());
+  }
+  bool can_write_delta() const override { return true; }
+  void write_staged_delta(std::span<const RowDelta> rows, StagedArrays into) const override {
+    const StagedArray& array = into.at("ends");
+    into.reports_changes();
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const std::size_t end = rows[i].padding ? 0 : rows[i].first_changed_slot + rows[i].blocks.size();
+      std::int32_t& held = array.row<std::int32_t>(0)[i];
+      if (held == static_cast<std::int32_t>(end)) continue;
+      held = static_cast<std::int32_t>(end);
+      into.changed(array, static_cast<std::int64_t>(i), 1);
+    }
+  }
+};
 StateOptions state_options(StateKernel kernel, StateTable table, std::uint32_t layers, std::string group) {
   StateOptions options;
   options.layers = layers;
@@ -99,7 +122,9 @@ Kinds all_formats() {
   kinds.leaves = {std::make_shared<FullAttentionLeaf>("dense", attention(4)),
                   std::make_shared<FullAttentionLeaf>("csr", attention(8, TableFormat::csr, 4)),
                   std::make_shared<SlidingWindowLeaf>("compact", compact, attention(4)),
+                  std::make_shared<SlidingWindowLeaf>("csr window", WindowOptions{.window = 6}, attention(4, TableFormat::csr)),
                   std::make_shared<Backwards>(),
+                  std::make_shared<Ends>(),
                   std::make_shared<RecurrentStateLeaf>("rows", state_options(StateKernel::in_out, StateTable::rows, 3, "a")),
                   std::make_shared<RecurrentStateLeaf>("blocks", state_options(StateKernel::in_place, StateTable::blocks, 2, "b")),
                   std::make_shared<ScratchLeaf>("scratch", 64)};
@@ -160,7 +185,9 @@ void check_arrays(Bench& bench, const StepPlan& plan) {
           expected[s] = static_cast<std::int32_t>(blocks[id == "dense" ? s : blocks.size() - 1 - s].value());
         }
         REQUIRE(ints(plan.array(leaf, id == "dense" ? "block_table" : "backwards"), i) == expected);
-      } else if (id == "csr") {
+      } else if (id == "ends") {
+        REQUIRE(ints(plan.array(leaf, "ends"))[i] == static_cast<std::int32_t>(blocks.size()));
+      } else if (id == "csr" || id == "csr window") {
         if (i >= live) blocks = {null_block};
         const Ints indptr = ints(plan.array(leaf, "indptr"));
         const Ints indices = ints(plan.array(leaf, "indices"));
@@ -292,6 +319,73 @@ TEST_CASE("N-01 columns are those of the longest request, however large the pool
   CHECK(planner.plan({&row, 1}).array(LeafId{0}, "block_table").shape[1] == 32);
 }
 
+TEST_CASE("columns rounded up hold null blocks behind the last slot, for kernels that read ahead") {
+  ManagerBench bench({full(4), window(6, 4)}, {.page = 4, .max_len = 36});
+  CHECK_THROWS_AS(StepPlanner(*bench.manager, {.max_batch = 4, .max_step_tokens = 64, .column_multiple = 0}), PlanShapeError);
+  StepPlanner planner(*bench.manager, {.max_batch = 4, .max_step_tokens = 64, .column_multiple = 8});
+  const auto plan_one = [&](std::uint64_t id, std::uint32_t tokens) {
+    const StepRequest row{RequestId{id}, tokens};
+    const StepPlan& plan = planner.plan({&row, 1}, 2);
+    for (std::uint32_t leaf = 0; leaf < 2; ++leaf) {
+      const StagedArray& table = plan.array(LeafId{leaf}, "block_table");
+      CHECK(table.shape[1] % 8 == 0);
+      CHECK(table.strides[0] == 16);  // nine columns at the most, rounded up
+      Ints expected(static_cast<std::size_t>(table.shape[1]), 0);
+      const auto blocks = bench.row(id, leaf);
+      std::copy(blocks.begin(), blocks.end(), expected.begin());
+      CHECK(ints(table) == expected);
+      CHECK(ints(table, 1) == Ints(expected.size(), 0));
+    }
+    planner.settle(plan.step());
+  };
+  bench.admit(1, prompt(36));
+  bench.admit(2, prompt(9, 1));
+  plan_one(1, 30);
+  plan_one(1, 6);  // nine slots, sixteen columns
+  plan_one(2, 5);  // eight again, and the row is another's
+  plan_one(2, 4);
+}
+
+TEST_CASE("a batch that cannot be planned is refused with its row named, and nothing has changed") {
+  Bench bench(all_formats(), 90, 2);
+  bench.manager->admit(RequestId{1}, prompt(30));
+  bench.manager->admit(RequestId{2}, prompt(9, 1));
+  bench.planner->settle(bench.planner->plan(std::vector<StepRequest>{{RequestId{1}, 17}, {RequestId{2}, 9}}).step());
+  const auto state = [&] {
+    std::vector<std::uint64_t> all{bench.manager->stats().steps_in_flight, bench.manager->planned(RequestId{1}), bench.manager->planned(RequestId{2})};
+    for (std::uint32_t l = 0; l < bench.manager->leaves().size(); ++l) {
+      all.push_back(bench.manager->pool().live(LeafId{l}));
+      all.push_back(bench.manager->pool().cached(LeafId{l}));
+    }
+    return all;
+  };
+  const auto before = state();
+  const auto refused = [&](const std::vector<StepRequest>& batch, const char* message, std::optional<std::uint32_t> pad = {}) {
+    std::string said;
+    try {
+      bench.planner->plan(batch, pad);
+    } catch (const KVError& e) {
+      said = e.what();
+    }
+    CAPTURE(said);
+    CHECK(said.find(message) != std::string::npos);
+    CHECK(state() == before);
+    bench.manager->audit();
+  };
+  refused({{RequestId{1}, 1}, {RequestId{7}, 1}}, "row 1: request 7 is not live");
+  refused({{RequestId{1}, 1}, {RequestId{2}, 1}, {RequestId{1}, 1}}, "row 2: request 1 at 17 tokens plans 1 more: it is in the batch twice");
+  refused({{RequestId{1}, 0}}, "row 0: request 1 at 17 tokens plans 0 more: at least 1 is needed");
+  refused({{RequestId{2}, 1}, {RequestId{1}, 48}}, "row 1: request 1 at 17 tokens plans 48 more: that passes max_len 64");
+  refused({{RequestId{1}, 65}}, "row 0: request 1 at 17 tokens plans 65 more");
+  refused(std::vector<StepRequest>(9, {RequestId{1}, 1}), "a batch of 9 rows; the planner was built for 8");
+  refused({{RequestId{1}, 1}}, "a batch of 9 rows; the planner was built for 8", 9);
+  refused({{RequestId{1}, 250}, {RequestId{2}, 7}}, "257 tokens in one step; the planner was built for 256");
+  // And it is as if nobody had asked.
+  const StepPlan& plan = bench.planner->plan(std::vector<StepRequest>{{RequestId{2}, 1}, {RequestId{1}, 13}});
+  check_arrays(bench, plan);
+  bench.planner->settle(plan.step());
+}
+
 TEST_CASE("N-03 N-04 N-11 dummy rows, slot mappings and cumulative lengths") {
   ManagerBench bench({full()});
   StepPlanner planner(*bench.manager, {.max_batch = 8, .max_step_tokens = 64});
@@ -397,8 +491,66 @@ TEST_CASE("N-10 a state addressed by row: entry (layer, row) is block times rows
   CHECK(rows[0].end == 72);
 }
 
+TEST_CASE("N-12 a block that last held a state is cleared once before it holds keys, and the reverse") {
+  StateOptions options;
+  options.layers = 1;
+  options.slabs = {{"recurrent", {16}, DType::float32}};
+  // Equal strides: one page class, so that a block changes hands as it is.
+  Leaves leaves = {full(4, "keys"), std::make_shared<RecurrentStateLeaf>("state", options)};
+  ManagerBench bench(leaves, {.huge = 3, .page = 4, .caching = false});
+  StepPlanner planner(*bench.manager, {.max_batch = 4, .max_step_tokens = 64});
+  const auto fills = [](const StepPlan& plan, std::uint32_t leaf) {
+    std::multiset<std::uint32_t> blocks;
+    for (const ZeroFill& fill : plan.zero_fills()) {
+      if (fill.leaf == LeafId{leaf}) blocks.insert(fill.block.value());
+    }
+    return blocks;
+  };
+  const auto plan_one = [&](std::uint64_t id, std::uint32_t tokens) -> const StepPlan& {
+    const StepRequest row{RequestId{id}, tokens};
+    const StepPlan& plan = planner.plan({&row, 1});
+    REQUIRE(plan.refused().empty());
+    return plan;
+  };
+  // Fresh memory needs no clearing for keys; a new state is cleared whoever had the block.
+  bench.admit(1, prompt(8));
+  const StepPlan& first = plan_one(1, 8);
+  const std::uint32_t state = bench.manager->live_block(RequestId{1}, LeafId{1})->value();
+  CHECK(fills(first, 0).empty());
+  CHECK(fills(first, 1) == std::multiset{state});
+  planner.settle(first.step());
+  const auto keys = bench.row(1, 0);
+  bench.release(1);
+  // All three blocks change hands at some time: those of foreign bytes are listed, and only they.
+  std::map<std::uint32_t, std::uint32_t> holder{{state, 1}, {keys[0], 0}, {keys[1], 0}};
+  bool from_state = false, from_keys = false;
+  for (std::uint64_t id = 2; id < 40 && !(from_state && from_keys); ++id) {
+    const std::uint32_t tokens = id % 3 == 0 ? 8 : 4;  // one page or two, so that blocks take turns
+    bench.admit(id, prompt(tokens, static_cast<std::uint32_t>(id)));
+    const StepPlan& plan = plan_one(id, tokens - 1);
+    std::multiset<std::uint32_t> foreign;
+    for (const std::uint32_t block : bench.row(id, 0)) {
+      if (holder.at(block) != 0) foreign.insert(block);
+      from_state = from_state || holder.at(block) == 1;
+      holder[block] = 0;
+    }
+    const std::uint32_t live = bench.manager->live_block(RequestId{id}, LeafId{1})->value();
+    from_keys = from_keys || holder.at(live) == 0;
+    holder[live] = 1;
+    CHECK(fills(plan, 0) == foreign);
+    CHECK(fills(plan, 1) == std::multiset{live});
+    planner.settle(plan.step());
+    const StepPlan& next = plan_one(id, 1);  // in the same page
+    CHECK(next.zero_fills().empty());
+    planner.settle(next.step());
+    bench.release(id);
+  }
+  CHECK(from_state);
+  CHECK(from_keys);
+}
+
 TEST_CASE("N-13 plans lie at the same addresses in turn, call no heap, and know their bounds") {
-  Bench bench(all_formats(), 200, 2, true, 4000);
+  Bench bench(all_formats(), 600, 2, true, 4000);
   for (std::uint64_t id = 1; id <= 4; ++id) bench.manager->admit(RequestId{id}, prompt(8, static_cast<std::uint32_t>(id)));
   std::vector<StepRequest> batch;
   for (std::uint64_t id = 1; id <= 4; ++id) batch.push_back({RequestId{id}, 8});
@@ -407,6 +559,7 @@ TEST_CASE("N-13 plans lie at the same addresses in turn, call no heap, and know 
   std::set<const std::byte*> addresses;
   const auto step = [&] {
     const StepPlan& plan = bench.planner->plan(batch, 6);
+    REQUIRE(plan.refused().empty());
     addresses.insert(plan.array(LeafId{0}, "block_table").data);
     bench.planner->settle(plan.step());
   };

@@ -511,6 +511,21 @@ void World::forward_state(const StepPlan& plan, Flight& flight, LeafId leaf, std
     flight.reads.emplace_back(from, device_->read(from));
   }
   device_->write(device_->at(leaf, write, 0), state_word(p, leaf, end), static_cast<std::uint8_t>(leaf.value()), &flight.undo);
+  if (!leaf_of(leaf).emits_in_chunk()) return;
+  // A column for each boundary that the step passes; where it names a block, the state goes there too.
+  const std::uint32_t P = manager_->tokens_per_page(leaf);
+  const StagedArray& boundaries = plan.array(leaf, "state_boundary_rows");
+  for (std::int64_t column = 0; column < boundaries.shape[1]; ++column) {
+    const std::int32_t block = boundaries.row<std::int32_t>(static_cast<std::int64_t>(i))[column];
+    const std::uint32_t tokens = (n / P + 1 + static_cast<std::uint32_t>(column)) * P;
+    require(tokens < end || block == -1, "request {}, leaf {}: the boundary at {} of a step from {} to {} names block {}", p.id.value(),
+            leaf.value(), tokens, n, end, block);
+    if (block == -1) continue;
+    const Device::Index at = device_->at(leaf, BlockId{static_cast<std::uint32_t>(block)}, 0);
+    device_->write(at, state_word(p, leaf, tokens), static_cast<std::uint8_t>(leaf.value()), &flight.undo);
+    flight.reads.emplace_back(at, device_->read(at));
+    ++emitted_states;
+  }
 }
 
 void World::settle() {

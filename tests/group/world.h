@@ -40,7 +40,7 @@ class World {
   /// Releases everything, settles everything, drops the cache: all blocks must be empty again.
   void end();
 
-  std::uint64_t hit_tokens = 0, checked_words = 0, refused = 0, failed_steps = 0;
+  std::uint64_t hit_tokens = 0, checked_words = 0, refused = 0, failed_steps = 0, emitted_states = 0;
 
  private:
   struct Person {  // a request, as its engine knows it

@@ -177,30 +177,32 @@ std::vector<std::byte> random_row(std::mt19937_64& random, Number number, std::s
   return row;
 }
 
-TEST_CASE("plain and AVX2 code convert every pair of types to the same bits, at any length") {
-  if (best_instructions() != Instructions::avx2) {
-    MESSAGE("skipped: no AVX2");
-    return;
-  }
-  std::mt19937_64 random(21);
-  for (const Number from : all_numbers) {
-    CHECK((largest_of_row(from, Instructions::plain) != largest_of_row(from, Instructions::avx2)));
-    for (const Number to : all_numbers) {
-      CAPTURE(name_of(from));
-      CAPTURE(name_of(to));
-      for (const std::size_t count : {0, 1, 7, 8, 31, 64, 257, 1000}) {
-        const auto row = random_row(random, from, count);
-        for (const float scale : {1.0f, 0.037f, 3.0e-7f}) {
-          std::vector<std::byte> plain(count * size_of(to) + 8, std::byte{0x5a}), fast = plain;
-          quantiser(from, to, Instructions::plain)(row.data(), plain.data(), count, scale);
-          quantiser(from, to, Instructions::avx2)(row.data(), fast.data(), count, scale);
-          REQUIRE(plain == fast);
-          dequantiser(from, to, Instructions::plain)(row.data(), plain.data(), count, scale);
-          dequantiser(from, to, Instructions::avx2)(row.data(), fast.data(), count, scale);
-          REQUIRE(plain == fast);
+TEST_CASE("plain, AVX2 and AVX-512 code convert every pair of types to the same bits, at any length") {
+  for (const Instructions fast_ones : {Instructions::avx2, Instructions::avx512}) {
+    if (best_instructions() < fast_ones) {
+      MESSAGE("skipped: no ", (fast_ones == Instructions::avx2 ? "AVX2" : "AVX-512"));
+      continue;
+    }
+    std::mt19937_64 random(21);
+    for (const Number from : all_numbers) {
+      CHECK((largest_of_row(from, Instructions::plain) != largest_of_row(from, fast_ones)));
+      for (const Number to : all_numbers) {
+        CAPTURE(name_of(from));
+        CAPTURE(name_of(to));
+        for (const std::size_t count : {0, 1, 7, 8, 31, 64, 257, 1000}) {
+          const auto row = random_row(random, from, count);
+          for (const float scale : {1.0f, 0.037f, 3.0e-7f}) {
+            std::vector<std::byte> plain(count * size_of(to) + 8, std::byte{0x5a}), fast = plain;
+            quantiser(from, to, Instructions::plain)(row.data(), plain.data(), count, scale);
+            quantiser(from, to, fast_ones)(row.data(), fast.data(), count, scale);
+            REQUIRE(plain == fast);
+            dequantiser(from, to, Instructions::plain)(row.data(), plain.data(), count, scale);
+            dequantiser(from, to, fast_ones)(row.data(), fast.data(), count, scale);
+            REQUIRE(plain == fast);
+          }
+          REQUIRE(largest_of_row(from, Instructions::plain)(row.data(), count) ==
+                  largest_of_row(from, fast_ones)(row.data(), count));
         }
-        REQUIRE(largest_of_row(from, Instructions::plain)(row.data(), count) ==
-                largest_of_row(from, Instructions::avx2)(row.data(), count));
       }
     }
   }

@@ -1219,3 +1219,101 @@ def leaves_from_config(path_or_dict: str | os.PathLike[str] | dict[str, Any], *,
     large state leaf are split into equal leaves where the geometry for requests of expected_tokens costs
     less. Raises ConfigError that names the key and what is accepted.
     """
+
+class KVPages:
+    """
+    All pages of one attention leaf, block 0 first: for each layer its keys [slots, kv_heads, key_dim] and then
+    its values [slots, kv_heads, value_dim]. A view: it keeps the memory alive.
+    """
+
+    def __init__(self, memory: Any, *, layers: int, slots: int, kv_heads: int, key_dim: int, value_dim: int | None = None, dtype: object, page_stride: int | None = None) -> None:
+        """
+        memory: a writable array on the host that begins with block 0, the null block. slots: entries of a page.
+        value_dim: None for that of keys, 0 where values are the first elements of keys. page_stride: bytes from
+        a block to the next, None for packed pages. Raises InvalidArgument where no page fits.
+        """
+
+    @staticmethod
+    def of(leaf: AttentionLeaf, geometry: Geometry, arena: Any) -> KVPages:
+        """
+        The pages of `leaf` in an arena that is tiled by `geometry`: arena_bytes of memory on the host.
+        """
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def slots(self) -> int:
+        """Entries of a page."""
+
+    @property
+    def kv_heads(self) -> int: ...
+
+    @property
+    def key_dim(self) -> int: ...
+
+    @property
+    def value_dim(self) -> int:
+        """0: values are part of keys."""
+
+    @property
+    def page_stride(self) -> int:
+        """Bytes from a block to the next."""
+
+    @property
+    def blocks(self) -> int:
+        """Real blocks: 1 to this."""
+
+    @property
+    def dtype(self) -> str: ...
+
+    def __repr__(self) -> str: ...
+
+    def __reduce_ex__(self, protocol: object) -> str: ...
+
+def copy_pages(arena: Any, geometry: Geometry, copies: Iterable[tuple[str, int, int]]) -> None:
+    """
+    Carries out plan.copies: (leaf_id, src, dst), in any order. arena: a writable array of geometry.arena_bytes on
+    the host. Raises InvalidArgument, having written nothing, for a block that does not exist, the null block as
+    destination, or a list whose order would matter.
+    """
+
+def zero_pages(arena: Any, geometry: Geometry, fills: Iterable[tuple[str, int]]) -> None:
+    """Carries out plan.zero_fills: (leaf_id, block). Raises as copy_pages."""
+
+def append_kv(k: Any, v: Any | None, slot_mapping: Any, pages: KVPages | Any, *, layer: int = 0, scales: KVPages | None = None, scale_slot_mapping: Any | None = None) -> None:
+    """
+    Writes new entries of one layer by slot mapping; -1 is skipped.
+      k, v          [tokens, kv_heads, dim] float32, float16 or bfloat16, or the type of the pages; v is None where
+                    pages store no values. uint16 is taken for the bits of bfloat16, or of the pages' own 16-bit type
+      slot_mapping  [tokens] int64, as plan.slot_mapping has it
+      pages         a KVPages, or an array [blocks, 2, slots, kv_heads, dim] or [blocks, layers, 2, slots, kv_heads, dim]
+      scales        of quantised pages, with the slot mapping of the scales leaf; without them values are rounded,
+                    and int8 needs them
+    Raises InvalidArgument, having written nothing, for shapes and types that do not fit, the null block, or a
+    block beyond the last.
+    """
+
+def gather_kv(pages: KVPages | Any, slot_mapping: Any, *, layer: int = 0, dtype: object = None, scales: KVPages | None = None, scale_slot_mapping: Any | None = None) -> tuple[numpy.typing.NDArray[Any], numpy.typing.NDArray[Any] | None]:
+    """
+    The reverse of append_kv: new arrays k and v, [tokens, kv_heads, dim]; zeros where the mapping is -1 or names
+    the null block. dtype: None for that of the pages, float32 with scales. v is None where pages store no values.
+    """
+
+def scatter_table(table: numpy.typing.NDArray[numpy.int32], rows: Any, columns: Any, values: Any) -> None:
+    """
+    table[rows[i], columns[i]] = values[i], as plan.changes lists them; all int32. An array of one dimension has one
+    column. A row of -1 is skipped. Raises InvalidArgument, having written nothing, for a place outside the table.
+    """
+
+def paged_attention(q: Any, pages: KVPages | Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any, *, layer: int = 0, scale: float | None = None, window: int | None = None, sinks: int = 0, chunk: int | None = None, causal: bool = True, first_slot: Any | None = None, sink_slots: int = 0, latent_width: int | None = None, scales: KVPages | None = None, scale_table: Any | None = None) -> numpy.typing.NDArray[Any]:
+    """
+    Plain attention through tables, the reference for kernels: [tokens, query_heads, value width], of the type of q.
+      q             [tokens, query_heads, key_dim]; query head h reads KV head h / (query_heads / kv_heads)
+      block_table   [rows, columns] int32; seq_lens [rows] and cu_seqlens_q [rows + 1] int32, as a plan has them
+      scale         of the products of query and key; None: 1 / sqrt(key_dim)
+      window, sinks, chunk, causal   which keys a query sees; not causal: all seq_lens of them (cross attention)
+      first_slot, sink_slots         of a compact table
+      latent_width  where pages store no values: how many elements of a key are its value
+    Raises InvalidArgument for shapes that do not fit and for keys in reach that the table does not hold.
+    """
