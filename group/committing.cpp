@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "kvleaf/group/manager_impl.h"
 
@@ -22,6 +23,10 @@ constexpr Value kept_bit = Value{1} << (priority_shift + 8);
 constexpr Value reachable_bit = Value{1} << (priority_shift + 9);
 static_assert(priority_shift + 9 == 63, "the parts fill a value");
 
+constexpr std::uint32_t low_bits(std::uint32_t count) noexcept {
+  return count >= 32 ? ~0u : (1u << count) - 1;
+}
+
 }  // namespace
 
 Value BlockManager::Impl::value_of(const Request& r, const LeafInfo& leaf, std::uint32_t slot,
@@ -38,22 +43,31 @@ Value BlockManager::Impl::value_of(const Request& r, const LeafInfo& leaf, std::
 
 Value BlockManager::Impl::lasting_bits() noexcept { return kept_bit | proven_bit; }
 
-bool BlockManager::Impl::kept_slot(const Request& r, const LeafInfo& leaf,
-                                   std::uint32_t slot) const {
-  if (options_.retention.kind == Retention::Kind::dense) return true;
+BlockManager::Impl::KeptRun BlockManager::Impl::kept_run(const Request& r, const LeafInfo& leaf,
+                                                         std::uint32_t slot) const {
+  constexpr std::uint32_t forever = std::numeric_limits<std::uint32_t>::max();
+  if (options_.retention.kind == Retention::Kind::dense) return {true, forever};
   const std::uint64_t end = (std::uint64_t{slot} + 1) * leaf.tokens_per_page;
-  const auto used_at = [&](std::uint64_t n) {
-    return n <= options_.max_len &&
-           leaf.pattern.slots(static_cast<std::uint32_t>(n), leaf.tokens_per_page).contains(slot);
+  KeptRun run{false, forever};
+  const auto ask = [&](std::uint64_t n) {  // the nearest boundary of its kind for slots below n
+    run.until = static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(run.until, n / leaf.tokens_per_page));
+    if (n > options_.max_len) return;
+    const SlotReach reach =
+        leaf.pattern.slots(static_cast<std::uint32_t>(n), leaf.tokens_per_page);
+    run.kept = run.kept || reach.contains(slot);
+    for (const std::uint32_t change : {reach.head_end, reach.tail_begin}) {
+      if (slot < change) run.until = std::min(run.until, change);
+    }
   };
   // The nearest boundary behind the slot reaches back furthest of all: tail_begin never decreases.
   const auto next = std::lower_bound(r.kept.begin(), r.kept.end(), end);
-  if (next != r.kept.end() && used_at(*next)) return true;
+  if (next != r.kept.end()) ask(*next);
   if (options_.retention.kind == Retention::Kind::every) {
     const std::uint64_t step = std::uint64_t{ceil_div(options_.retention.tokens, unit_)} * unit_;
-    return used_at((end + step - 1) / step * step);
+    ask((end + step - 1) / step * step);
   }
-  return false;
+  return run;
 }
 
 bool BlockManager::Impl::kept_boundary(const Request& r, std::uint32_t tokens) const {
@@ -131,14 +145,18 @@ void BlockManager::Impl::commit_run(Request& r, const LeafInfo& info, const Pref
   to_commit_keys_.clear();
   to_commit_values_.clear();
   std::uint32_t slot = run.first / info.pages;
+  KeptRun kept;
+  const std::uint32_t resident = tree_->mask(run.segment, leaf);
+  const std::uint32_t first_page = tree_->first_page(run.segment);
   for (std::uint32_t page = (slot + 1) * info.pages - 1; page < run.first + run.pages;
        page += info.pages, ++slot) {
     const BlockId own = row.held(slot);
     if (own == null_block) continue;
-    Value value = value_of(r, info, slot, kept_slot(r, info, slot));
-    if (tree_->resident(run.segment, page, leaf)) {
+    if (slot >= kept.until) kept = kept_run(r, info, slot);
+    Value value = value_of(r, info, slot, kept.kept);
+    if ((resident >> (page - first_page) & 1) != 0) {
       const BlockId theirs = tree_->block(run.segment, page, leaf);
-      if (theirs == own || pool_->committed(info.id, own)) continue;
+      if (theirs == own || pool_->look(info.id, own).committed) continue;
       const bool equal_next =
           !info.ahead || tree_->ahead_token(run.segment, page) ==
                              r.tokens[std::size_t{slot + 1} * info.tokens_per_page];
@@ -160,7 +178,7 @@ void BlockManager::Impl::commit_run(Request& r, const LeafInfo& info, const Pref
       pool_->uncommit(info.id, theirs);
       ++counters_.twins;
     } else {
-      if (pool_->committed(info.id, own)) continue;
+      if (pool_->look(info.id, own).committed) continue;
       record(Event::Kind::stored, info.id.value(), run.segment, page);
     }
     tree_->set_block(run.segment, page, leaf, own);
@@ -256,18 +274,28 @@ void BlockManager::Impl::refresh(Request& r, const Found& found, std::uint32_t h
     if (info.needs_all && hit == found.path.pages * P) continue;  // all of it is claimed
     const SlotReach claimed = info.pattern.slots(hit, info.tokens_per_page);
     const SlotReach junction = info.pattern.slots(found.junction, info.tokens_per_page);
+    KeptRun run;
     for (const TreePath::Part& part : found.path.parts) {
-      const std::uint32_t matched = part.pages >= 32 ? ~0u : (1u << part.pages) - 1;
-      for (std::uint32_t bits = tree_->mask(part.segment, *info.tree) & matched; bits != 0;
-           bits &= bits - 1) {
-        const std::uint32_t page = part.first + static_cast<std::uint32_t>(std::countr_zero(bits));
+      std::uint32_t bits = tree_->mask(part.segment, *info.tree) & low_bits(part.pages);
+      // What is claimed is valued when it is returned.
+      if (info.pages == 1 && hit > 0) {
+        const auto below = [&](std::uint32_t page) {  // bits of pages before this one
+          return low_bits(page > part.first ? page - part.first : 0);
+        };
+        const std::uint32_t end = hit / P;
+        bits &= ~(below(std::min(claimed.head_end, end)) |
+                  (below(end) & ~below(claimed.tail_begin)));
+      }
+      const BlockId* blocks = tree_->blocks(part.segment, *info.tree);
+      for (; bits != 0; bits &= bits - 1) {
+        const auto at = static_cast<std::uint32_t>(std::countr_zero(bits));
+        const std::uint32_t page = part.first + at;
         const std::uint32_t slot = page / info.pages;
-        if (hit > 0 && (page + 1) * P <= hit && claimed.contains(slot))
-          continue;  // valued when it is returned
-        const BlockId block = tree_->block(part.segment, page, *info.tree);
-        const bool kept = (pool_->value(info.id, block) & kept_bit) != 0 ||
-                          (found.junction > 0 && junction.contains(slot)) ||
-                          kept_slot(r, info, slot);
+        if (hit > 0 && (page + 1) * P <= hit && claimed.contains(slot)) continue;
+        const BlockId block = blocks[at + part.first - tree_->first_page(part.segment)];
+        if (slot >= run.until) run = kept_run(r, info, slot);
+        const bool kept = run.kept || (found.junction > 0 && junction.contains(slot)) ||
+                          (pool_->look(info.id, block).value & kept_bit) != 0;
         pool_->revalue(info.id, block, value_of(r, info, slot, kept));
       }
       tree_->set_mark(part.segment, *info.tree, false);

@@ -263,7 +263,15 @@ class BlockManager::Impl {
   void file_live_state(Request& r);
   bool file_checkpoint(Request& r, std::uint32_t tokens, std::span<const BlockId> blocks);
   bool kept_boundary(const Request& r, std::uint32_t tokens) const;
-  bool kept_slot(const Request& r, const LeafInfo& leaf, std::uint32_t slot) const;
+  bool kept_slot(const Request& r, const LeafInfo& leaf, std::uint32_t slot) const {
+    return kept_run(r, leaf, slot).kept;
+  }
+  /// Whether a kept boundary uses the slot; slots up to `until` have the same answer.
+  struct KeptRun {
+    bool kept = false;
+    std::uint32_t until = 0;  // exclusive
+  };
+  KeptRun kept_run(const Request& r, const LeafInfo& leaf, std::uint32_t slot) const;
   Value value_of(const Request& r, const LeafInfo& leaf, std::uint32_t slot, bool kept) const;
   static Value lasting_bits() noexcept;
   Value value_with_kept(const Request& r, const LeafInfo& leaf, BlockId block, std::uint32_t slot,
@@ -302,6 +310,7 @@ class BlockManager::Impl {
   std::vector<BlockId> drawn_;             // scratch of serve
   std::vector<std::uint64_t> wanted_;      // scratch of would_fit
   std::vector<BlockId> file_scratch_;      // scratch of file_live_state
+  std::vector<BlockId> leaving_;           // scratch of free_leaving
   std::vector<BlockId> to_commit_;         // scratch of commit_run
   std::vector<PageKey> to_commit_keys_;
   std::vector<Value> to_commit_values_;

@@ -16,12 +16,29 @@ namespace {
 
 using Parts = std::array<std::span<const std::byte>, 3>;
 
-PageDigest xxh3(std::uint64_t seed, const Parts& parts) {
+XXH128_hash_t hash_of(std::uint64_t seed, const Parts& parts) {
+  // The parts in one piece give the same hash as one after another, and most pages are small: the
+  // state of a stream costs more than their bytes.
+  std::size_t size = 0;
+  for (const auto part : parts) size += part.size();
+  std::array<std::byte, 1024> whole;
+  if (size <= whole.size()) {
+    std::byte* end = whole.data();
+    for (const auto part : parts) {
+      if (!part.empty()) std::memcpy(end, part.data(), part.size());
+      end += part.size();
+    }
+    return XXH3_128bits_withSeed(whole.data(), size, seed);
+  }
   XXH3_state_t state{};  // g++ 12 cannot see that reset fills it
   XXH3_128bits_reset_withSeed(&state, seed);
   for (const auto part : parts) XXH3_128bits_update(&state, part.data(), part.size());
+  return XXH3_128bits_digest(&state);
+}
+
+PageDigest xxh3(std::uint64_t seed, const Parts& parts) {
   XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(&state));
+  XXH128_canonicalFromHash(&canonical, hash_of(seed, parts));
   PageDigest digest;
   std::memcpy(digest.data(), canonical.digest, digest.size());
   return digest;

@@ -27,6 +27,7 @@ std::unique_ptr<Request> BlockManager::Impl::make_request(RequestId id) {
       if (info.needs_all) continue;
       const ReserveOptions most{false, options_.max_step_tokens};
       request->rows[leaf].leaving.reserve(info.leaf->blocks_to_reserve(slots, info.tokens_per_page, most));
+      leaving_.reserve(request->rows[leaf].leaving.capacity());
     }
   } else {
     request = std::move(spare_.back());
@@ -205,8 +206,15 @@ void BlockManager::Impl::give_back_all(Request& r) {
 void BlockManager::Impl::forget_own(Request& r, std::uint32_t from_tokens) {
   // Pages behind `from_tokens` that nobody else holds.
   const std::uint32_t from = ceil_div(from_tokens, options_.page_tokens);
+  SegmentId segment = r.cursor.segment;
+  tree_->pin(segment);  // forgetting its last page would take it along
   for (std::uint32_t page = r.committed; page-- > from;) {
-    const SegmentId segment = tree_->segment_of(r.cursor, page);
+    while (tree_->first_page(segment) > page) {
+      const SegmentId above = *tree_->parent(segment);
+      tree_->pin(above);
+      tree_->unpin(segment);
+      segment = above;
+    }
     for (const LeafInfo& info : info_) {
       if (!info.tree || !tree_->resident(segment, page, *info.tree)) continue;
       const BlockId block = tree_->block(segment, page, *info.tree);
@@ -226,6 +234,7 @@ void BlockManager::Impl::forget_own(Request& r, std::uint32_t from_tokens) {
       if (pool_->references(info.id, block) <= own) forget(info.id.value(), segment, page);
     }
   }
+  tree_->unpin(segment);
 }
 
 void BlockManager::Impl::release(RequestId id, Prefix prefix,

@@ -503,17 +503,20 @@ void BlockManager::Impl::free_leaving(Request& r) {
     if (row.leaving.empty()) continue;
     const std::uint32_t passed = info.pattern.slots(r.computed, info.tokens_per_page).tail_begin;
     std::size_t count = 0;
+    KeptRun run;
+    leaving_.clear();
     while (count < row.leaving.size() && row.leaving_first + count < passed) {
       const BlockId block = row.leaving[count];
       const auto slot = static_cast<std::uint32_t>(row.leaving_first + count);
       ++count;
       if (block == null_block) continue;
-      if (pool_->committed(info.id, block)) {
-        const bool was_kept = kept_slot(r, info, slot);
-        pool_->revalue(info.id, block, value_with_kept(r, info, block, slot, was_kept));
+      if (pool_->look(info.id, block).committed) {
+        if (slot >= run.until) run = kept_run(r, info, slot);
+        pool_->revalue(info.id, block, value_with_kept(r, info, block, slot, run.kept));
       }
-      pool_->free(info.id, block);
+      leaving_.push_back(block);
     }
+    pool_->free_many(info.id, leaving_);
     row.leaving.erase(row.leaving.begin(),
                       row.leaving.begin() + static_cast<std::ptrdiff_t>(count));
     row.leaving_first += static_cast<std::uint32_t>(count);

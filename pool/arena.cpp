@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -60,6 +61,45 @@ Arena Arena::borrowed(const Geometry& geometry, std::span<std::byte> memory) {
   arena.bytes_ = memory.first(geometry.arena_bytes());
   return arena;
 }
+
+std::uint64_t Arena::protect(std::span<const ByteRange> ranges, bool usable) const {
+  const char* call = usable ? "map" : "unmap";
+  if (owner_ == nullptr) {
+    throw InvalidArgument(fmt::format("{}: the memory is borrowed; its owner maps it", call));
+  }
+  for (const ByteRange& range : ranges) {
+    if (range.begin > range.end || range.end > bytes_.size()) {
+      throw InvalidArgument(fmt::format("{}: bytes {} to {} of an arena of {}", call, range.begin,
+                                        range.end, bytes_.size()));
+    }
+  }
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  std::uint64_t changed = 0;
+  for (const ByteRange& range : ranges) {
+    // The arena starts at a page of the system, so offsets are aligned where addresses are.
+    const std::uint64_t begin = (range.begin + page - 1) / page * page;
+    const std::uint64_t end = range.end / page * page;
+    if (begin >= end) continue;
+    std::byte* address = bytes_.data() + begin;
+    // A fresh mapping over the old one: its memory is free at once, and nobody can take the
+    // addresses in between.
+    if (::mmap(address, end - begin, usable ? PROT_READ | PROT_WRITE : PROT_NONE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
+      throw KVError(fmt::format("{}: the system refuses {} B of host memory: {}", call, end - begin,
+                                std::strerror(errno)));
+    }
+#ifdef MADV_HUGEPAGE
+    if (usable) (void)::madvise(address, end - begin, MADV_HUGEPAGE);
+#endif
+    changed += end - begin;
+  }
+  return changed;
+}
+
+std::uint64_t Arena::unmap(std::span<const ByteRange> ranges) const {
+  return protect(ranges, false);
+}
+std::uint64_t Arena::map(std::span<const ByteRange> ranges) const { return protect(ranges, true); }
 
 std::span<std::byte> Arena::page(LeafId leaf, BlockId block) const {
   const ByteRange range = geometry_->byte_range(leaf, block);

@@ -24,6 +24,15 @@ class Arena {
   /// smaller.
   static Arena borrowed(const Geometry& geometry, std::span<std::byte> memory);
 
+  /// Gives the memory of these ranges back to the system, and takes memory for them again: what
+  /// BlockPool::resize says may be unmapped, or must be mapped. Of host memory only; the addresses
+  /// stay reserved, and touching what is unmapped ends the process. Memory comes in pages of the
+  /// system: those that lie in a range in part stay as they are; the rest reads as zeros when it is
+  /// mapped again. Returns the bytes that changed hands. Throws InvalidArgument for borrowed memory
+  /// and for a range outside the arena, with nothing changed; KVError when the system refuses.
+  std::uint64_t unmap(std::span<const ByteRange> ranges) const;
+  std::uint64_t map(std::span<const ByteRange> ranges) const;
+
   std::span<std::byte> bytes() const noexcept { return bytes_; }
   /// The data of one block. Throws BlockError past the leaf's last block.
   std::span<std::byte> page(LeafId leaf, BlockId block) const;
@@ -33,6 +42,7 @@ class Arena {
 
  private:
   Arena() = default;
+  std::uint64_t protect(std::span<const ByteRange> ranges, bool usable) const;
   std::shared_ptr<const Geometry> geometry_;
   std::shared_ptr<std::byte> owner_;  // null when borrowed
   std::span<std::byte> bytes_;

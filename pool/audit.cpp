@@ -136,9 +136,12 @@ void BlockPool::audit_page_class(std::uint32_t number) const {
              clean_in(page_class, record) != 0;
     };
     std::uint64_t members = 0;
-    if (list.current() != FullestFirst::none) {
-      KVLEAF_AUDIT(belongs(list.current()) && huge_[list.current()].listed == 0,
-                   "class {}: huge block {} is the current one of kind {}", number, list.current(),
+    KVLEAF_AUDIT(list.current() == FullestFirst::none || list.current() != list.spare(),
+                 "class {}: the current and the spare one of kind {} are two", number, kind);
+    for (const std::uint32_t huge : {list.current(), list.spare()}) {
+      if (huge == FullestFirst::none) continue;
+      KVLEAF_AUDIT(belongs(huge) && huge_[huge].listed == 0,
+                   "class {}: huge block {} is the current or spare one of kind {}", number, huge,
                    kind);
       ++members;
     }
@@ -162,21 +165,17 @@ void BlockPool::audit_page_class(std::uint32_t number) const {
                  members, listed[kind]);
   }
 
-  const auto bound_in = [&](HugeState state) {
-    return [this, state, number](std::uint32_t huge) {
-      const HugeBlock& record = huge_[huge];
-      const bool member = record.state() == state && record.cached != 0 && record.owner == number;
-      return member ? bound_of(huge) : Rank();
-    };
-  };
-  if (page_class.claimed_order.used) {
-    audit_order(fmt::format("class {}: order of claimed huge blocks", number), huge_shape_,
-                page_class.claimed_order.nodes.data(), page_class.claimed_order.root,
-                bound_in(HugeState::claimed));
+  for (std::uint32_t kind = 0; kind < clean_kinds; ++kind) {
+    const TreeNodes<Rank>& order = page_class.order[kind];
+    if (!order.used) continue;
+    audit_order(fmt::format("class {}: order of huge blocks of kind {}", number, kind), huge_shape_,
+                order.nodes.data(), order.root, [&](std::uint32_t huge) {
+                  const HugeBlock& record = huge_[huge];
+                  const bool member =
+                      record.cached != 0 && record.owner == number && kind_of(record) == kind;
+                  return member ? bound_of(huge) : Rank();
+                });
   }
-  audit_order(fmt::format("class {}: order of idle huge blocks", number), huge_shape_,
-              page_class.idle_order.nodes.data(), page_class.idle_order.root,
-              bound_in(HugeState::idle));
   if (!page_class.worth_order.used) return;
   audit_order(fmt::format("class {}: order of worth", number), huge_shape_,
               page_class.worth_order.nodes.data(), page_class.worth_order.root,
@@ -282,9 +281,8 @@ std::uint64_t BlockPool::metadata_bytes() const noexcept {
                         bounds_.bytes() + worths_.bytes() + index_.bytes();
   for (const PageClass& page_class : classes_) {
     for (const FullestFirst& clean : page_class.clean) bytes += clean.bytes();
-    bytes += (page_class.claimed_order.nodes.size() + page_class.idle_order.nodes.size()) *
-                 sizeof(Rank) +
-             page_class.worth_order.nodes.size() * sizeof(Worth);
+    for (const TreeNodes<Rank>& order : page_class.order) bytes += order.nodes.size() * sizeof(Rank);
+    bytes += page_class.worth_order.nodes.size() * sizeof(Worth);
   }
   return bytes;
 }

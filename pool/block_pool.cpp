@@ -56,9 +56,11 @@ BlockPool::BlockPool(Geometry geometry, PoolOptions options)
     page_class.ratio = static_cast<std::uint32_t>(geometry_.class_ratio(PageClassId(index)));
     page_class.number = static_cast<std::uint16_t>(index);
     page_class.divider = RatioDivider(page_class.ratio);
-    page_class.idle_order = TreeNodes<Rank>(huge_shape_);
+    page_class.order[idle_kind] = TreeNodes<Rank>(huge_shape_);
     if (page_class.ratio == 1) continue;
-    page_class.claimed_order = TreeNodes<Rank>(huge_shape_);
+    for (const Fate fate : {Fate::cache, Fate::request}) {
+      page_class.order[static_cast<std::uint32_t>(fate)] = TreeNodes<Rank>(huge_shape_);
+    }
     page_class.worth_order = TreeNodes<Worth>(huge_shape_);
   }
 
@@ -441,6 +443,38 @@ std::size_t BlockPool::free_run(LeafId leaf, std::span<const BlockId> blocks) no
   return freed;
 }
 
+/// Returns the last references of committed blocks, from the back, as long as they lie in one huge
+/// block: it is filed once. Returns how many.
+std::size_t BlockPool::free_committed(LeafId leaf, std::span<const BlockId> blocks) noexcept {
+  LeafState& state = leaves_[leaf.value()];
+  if (blocks.back().value() - 1 >= state.blocks) return 0;
+  const std::uint32_t huge = place_of(state, blocks.back()).huge;
+  const std::uint32_t ratio = state.divider.ratio();
+  const std::uint32_t first_id = huge * ratio + 1;
+  Block* const records = blocks_of(huge);
+  std::uint32_t freed = 0;
+  for (; freed < blocks.size(); ++freed) {
+    const std::uint32_t index = blocks[blocks.size() - 1 - freed].value() - first_id;
+    if (index >= ratio) break;
+    Block& block = records[index];
+    if (block.leaf != leaf.value() || block.references != 1 || !block.is(Block::committed)) break;
+    block.references = 0;
+    file_block({huge, index}, block.value);
+  }
+  if (freed == 0) return 0;
+  HugeBlock& record = huge_[huge];
+  state.live.add(-std::uint64_t{freed});
+  state.cached.add(freed);
+  record.live -= freed;
+  record.cached += freed;
+  if (record.live == 0) {
+    leave_claimed(*state.page_class, huge);
+  } else {
+    file_huge(*state.page_class, huge);
+  }
+  return freed;
+}
+
 void BlockPool::free(LeafId leaf, BlockId block) {
   require(Work::ready, "free");
   LeafState& state = state_of(leaf);
@@ -462,6 +496,10 @@ void BlockPool::free_many(LeafId leaf, std::span<const BlockId> blocks) {
   for (std::size_t index = blocks.size(); index > 0;) {
     index -= single ? free_single(leaf, blocks.first(index)) : free_run(leaf, blocks.first(index));
     if (index == 0) return;
+    if (const std::size_t freed = free_committed(leaf, blocks.first(index)); freed != 0) {
+      index -= freed;
+      continue;
+    }
     const BlockId block = blocks[--index];
     if (block.value() - 1 < state.blocks) [[likely]] {
       const Place place = place_of(state, block);

@@ -163,6 +163,21 @@ class BlockPool {
   /// No longer findable. A cached block becomes clean; a live one stays live.
   void uncommit(LeafId leaf, BlockId block);
   bool committed(LeafId leaf, BlockId block) const;
+  /// All of that at once, for loops over many blocks: no references and not committed unless it is
+  /// live or cached and this leaf's.
+  struct BlockState {
+    std::uint32_t references = 0;
+    bool committed = false;
+    Value value = 0;  // while committed
+  };
+  BlockState look(LeafId leaf, BlockId block) const {
+    const LeafState& state = state_of(leaf);
+    if (block.value() - 1 >= state.blocks) return {};
+    const Place place = place_of(state, block);
+    const Block& record = blocks_of(place.huge)[place.index];
+    if (record.leaf != leaf.value()) return {};
+    return {record.references, record.is(Block::committed), record.value};
+  }
   std::optional<PageKey> key(LeafId leaf, BlockId block) const;
   std::optional<BlockId> find(LeafId leaf, PageKey key) const;
 
@@ -203,7 +218,7 @@ class BlockPool {
  private:
   friend struct BlockPoolTestAccess;  // breaks invariants on purpose; defined by tests
 
-  // Kinds of huge blocks that have clean blocks: claimed ones by fate, and idle ones.
+  // Kinds of owned huge blocks: claimed ones by fate, and idle ones.
   static constexpr std::uint32_t clean_kinds = 3;
   static constexpr std::uint32_t idle_kind = 2;
 
@@ -213,11 +228,10 @@ class BlockPool {
     Counter claimed, idle;  // huge blocks
     // Huge blocks with clean blocks, where the ratio is above 1: else an owned huge block has none.
     FullestFirst clean[clean_kinds];
-    // Orders of eviction, over huge blocks: bounds of their least valuable cached block where they
-    // are claimed and where they are idle; bounds of the worth of idle ones. Where the ratio is 1
-    // there is idle_order only: a claimed one has nothing cached, and worth is that one block's
-    // value.
-    TreeNodes<Rank> claimed_order, idle_order;
+    // Orders of eviction, over huge blocks: bounds of their least valuable cached block, by kind as
+    // above; bounds of the worth of idle ones. Where the ratio is 1 there is that of idle ones only:
+    // a claimed one has nothing cached, and worth is that one block's value.
+    TreeNodes<Rank> order[clean_kinds];
     TreeNodes<Worth> worth_order;
     RatioDivider divider;
     std::vector<std::uint16_t> leaves;
@@ -308,6 +322,7 @@ class BlockPool {
                           std::span<BlockId> out) noexcept;
   std::size_t free_single(LeafId leaf, std::span<const BlockId> blocks) noexcept;
   std::size_t free_run(LeafId leaf, std::span<const BlockId> blocks) noexcept;
+  std::size_t free_committed(LeafId leaf, std::span<const BlockId> blocks) noexcept;
   std::size_t take_from_new(LeafId leaf, Fate fate, Allowance& allowance,
                             std::span<BlockId> out) noexcept;
   std::uint32_t take(LeafId leaf, std::uint32_t huge, std::span<BlockId> out) noexcept;
@@ -316,6 +331,9 @@ class BlockPool {
   void take_again(LeafState& leaf, Place place) noexcept;
 
   // transitions.h
+  static std::uint32_t kind_of(const HugeBlock& huge) noexcept {  // of one that has an owner
+    return huge.live != 0 ? huge.fate : idle_kind;
+  }
   std::uint32_t clean_in(const PageClass& page_class, const HugeBlock& huge) const noexcept {
     return page_class.ratio - huge.live - huge.cached;
   }
@@ -343,7 +361,7 @@ class BlockPool {
     Place place{0, 0};
   };
   std::size_t evict(LeafId leaf, Fate fate, Allowance& allowance, std::span<BlockId> out);
-  Victim least_cached(PageClass& page_class, HugeState state) noexcept;
+  Victim least_cached(PageClass& page_class, std::uint32_t kind) noexcept;
   LeastKey<Worth> least_idle(PageClass& page_class) noexcept;
   void drain(std::uint32_t huge);
   void tell(std::uint16_t leaf, BlockId block, PageKey key);

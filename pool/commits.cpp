@@ -41,8 +41,20 @@ void BlockPool::touch_many(LeafId leaf, std::span<const BlockId> blocks,
   const auto end_run = [&] {
     if (run != 0) cached_to_live(state, huge, std::exchange(run, 0));
   };
+  // The blocks of a long prefix may lie anywhere: their records are asked for ahead of time.
+  constexpr std::size_t ahead = 16;
+  const auto fetch = [&](std::size_t at) {
+    if (at >= blocks.size() || blocks[at].value() - 1 >= state.blocks) return;
+    const Place place = place_of(state, blocks[at]);
+    __builtin_prefetch(&block_at(place), 1);
+    __builtin_prefetch(&huge_[place.huge], 1);
+    if (!links_.empty()) __builtin_prefetch(&links_[place.huge], 1);
+  };
+  const bool many = blocks.size() > ahead;
+  for (std::size_t at = 0; many && at < ahead; ++at) fetch(at);
   bool valued = value.has_value();
   for (std::size_t done = 0; done < blocks.size(); ++done) {
+    if (many) fetch(done + ahead);
     const BlockId block = blocks[done];
     if (block.value() - 1 < state.blocks) [[likely]] {
       const Place place = place_of(state, block);

@@ -20,7 +20,9 @@ std::vector<BlockMove> BlockPool::plan_compaction(LeafId leaf, std::uint64_t max
   std::vector<std::uint32_t> claimed;
   for (const Fate fate : {Fate::cache, Fate::request}) {
     const FullestFirst& list = page_class.clean[static_cast<std::uint32_t>(fate)];
-    if (list.current() != FullestFirst::none) claimed.push_back(list.current());
+    for (const std::uint32_t unlisted : {list.current(), list.spare()}) {
+      if (unlisted != FullestFirst::none) claimed.push_back(unlisted);
+    }
     for (std::uint32_t number = 1; number < list.lists(); ++number) {
       for (std::uint32_t huge = list.front(number); huge != FullestFirst::none;
            huge = links_[huge].next) {

@@ -46,16 +46,17 @@ LeastKey<Rank> BlockPool::least_block(std::uint32_t huge, Bound bound) noexcept 
   return least;
 }
 
-/// The least valuable cached block in the class's huge blocks of this state; no rank if there is
+/// The least valuable cached block in the class's huge blocks of this kind; no rank if there is
 /// none.
-BlockPool::Victim BlockPool::least_cached(PageClass& page_class, HugeState state) noexcept {
-  TreeNodes<Rank>& nodes =
-      state == HugeState::claimed ? page_class.claimed_order : page_class.idle_order;
+BlockPool::Victim BlockPool::least_cached(PageClass& page_class, std::uint32_t kind) noexcept {
+  TreeNodes<Rank>& nodes = page_class.order[kind];
   if (!nodes.used) return {};
+  const bool claimed = kind != idle_kind;
   const auto member = [&](std::uint32_t huge) {
     const HugeBlock& record = huge_[huge];
     return (record.cached != 0) & (record.owner == page_class.number) &
-           ((record.live != 0) == (state == HugeState::claimed));  // no branch: searched
+           ((record.live != 0) == claimed) &
+           (!claimed | (record.fate == kind));  // no branch: searched
   };
   Place place{0, 0};
   const LeastKey<Rank> huge =
@@ -92,7 +93,7 @@ Worth BlockPool::worth_of(std::uint32_t huge) noexcept {
 /// The class's idle huge block of least worth.
 LeastKey<Worth> BlockPool::least_idle(PageClass& page_class) noexcept {
   if (!page_class.worth_order.used) {
-    const Victim block = least_cached(page_class, HugeState::idle);
+    const Victim block = least_cached(page_class, idle_kind);
     return {block.rank.exists() ? Worth{block.rank, 1} : Worth(), block.place.huge};
   }
   const auto member = [&](std::uint32_t huge) {
@@ -125,26 +126,40 @@ void BlockPool::drain(std::uint32_t huge) {
 /// Draws by evicting: the class's own least valuable cached block, or all of the least valuable
 /// idle huge block of another class, whichever is worth less. Returns how many blocks that gave; if
 /// the owner throws, none. Source: design document, "Eviction".
+///
+/// Fates stay apart here too, so that what is cached is not stuck beside what is live: a draw that
+/// dies with its request first fills up the huge blocks that such draws have claimed, and then takes
+/// a whole idle one, the least worth of all; and nobody takes from the other fate's before the last.
 std::size_t BlockPool::evict(LeafId leaf, Fate fate, Allowance& allowance, std::span<BlockId> out) {
   LeafState& state = leaves_[leaf.value()];
   PageClass& page_class = *state.page_class;
-  Victim own = least_cached(page_class, HugeState::claimed);
+  const auto own_kind = static_cast<std::uint32_t>(fate);
+  const bool dies = fate == Fate::request;
+  Victim own = least_cached(page_class, own_kind);
   LeastKey<Worth> other{Worth(), 0};
-  if (allowance.may_spend()) {
+  if (allowance.may_spend() && !(dies && own.rank.exists())) {
     // The roots are bounds: an order whose root is not below the best so far need not be searched.
-    if (page_class.idle.get() != 0 && page_class.idle_order.root < own.rank) {
-      own = std::min(own, least_cached(page_class, HugeState::idle),
+    if (dies && page_class.idle.get() != 0) {
+      other = least_idle(page_class);
+    } else if (page_class.idle.get() != 0 && page_class.order[idle_kind].root < own.rank) {
+      own = std::min(own, least_cached(page_class, idle_kind),
                      [](const Victim& a, const Victim& b) { return a.rank < b.rank; });
     }
     for (PageClass& another : classes_) {
       if (&another == &page_class || another.idle.get() == 0) continue;
-      const Rank bound =
-          another.worth_order.used ? another.worth_order.root.best : another.idle_order.root;
+      const Rank bound = another.worth_order.used ? another.worth_order.root.best
+                                                  : another.order[idle_kind].root;
       if (own.rank <= bound || other.key.best < bound) continue;
       const LeastKey<Worth> least = least_idle(another);
       if (least.key < other.key) other = least;
     }
+    if (dies && other.key.exists() && huge_[other.index].owner == page_class.number) {
+      const LeastKey<Rank> block = least_block(other.index, Bound::keep);
+      own = {block.key, {other.index, block.index}};
+      other.key = Worth();
+    }
   }
+  if (!own.rank.exists() && !other.key.exists()) own = least_cached(page_class, 1 - own_kind);
 
   if (other.key.best < own.rank) {
     drain(other.index);

@@ -2,13 +2,14 @@
 // them is the fullest: a list for each number of clean blocks, and the set of lists with members.
 //
 // Nothing moves when a listed huge block gains a clean block: the number of its list is a lower
-// bound that is corrected when the search meets it. And the one last drawn from stays outside the
-// lists, as `current`, until it is used up or a fuller one appears. So most draws and returns touch
-// no list.
+// bound that is corrected when the search meets it. And two stay outside the lists: the one last
+// drawn from, as `current`, until it is used up or a fuller one appears; and one that just got its
+// first clean block, as `spare`, since nothing is fuller. So most draws and returns touch no list.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "kvleaf/pool/first_set.h"
@@ -43,26 +44,33 @@ class FullestFirst {
   /// Takes it out if it is in here.
   void remove(std::uint32_t huge) noexcept {
     if (huge == current_) current_ = none;
+    if (huge == spare_) spare_ = none;
     if (huge_[huge].listed != 0) unlink(huge);
   }
   /// It had no clean block, and has one now.
-  void insert_first(std::uint32_t huge) noexcept { push(huge, 1); }
+  void insert_first(std::uint32_t huge) noexcept {
+    if (spare_ == none) {
+      spare_ = huge;
+    } else {
+      push(huge, 1);
+    }
+  }
   /// The one with the fewest clean blocks, or none.
   std::uint32_t fullest() noexcept {
-    for (;;) {
-      const std::uint32_t list = occupied_.first();
-      if (current_ != none && list_of(current_) <= list) return current_;
-      if (list == none) return none;
-      const std::uint32_t huge = front_[list];
-      if (list_of(huge) == list) return huge;
-      unlink(huge);
-      insert(huge);
+    if (spare_ != none) {
+      if (clean(spare_) == 1) return spare_;
+      insert(std::exchange(spare_, none));
     }
+    return fullest_but_spare();
   }
   /// Clean blocks were drawn from the fullest, or from a huge block that is new in here. What is
   /// left of it is the next to be drawn from.
   void drew_from(std::uint32_t huge) noexcept {
     const bool used_up = clean(huge) == 0;
+    if (huge == spare_) {
+      if (used_up) spare_ = none;
+      return;
+    }
     if (huge == current_) {
       if (used_up) current_ = none;
       return;
@@ -80,14 +88,27 @@ class FullestFirst {
     insert(huge);
   }
 
-  // For those who look at all of them: the current one, and the members of lists 1 … lists()-1.
+  // For those who look at all of them: the current and the spare one, and the members of lists 1 …
+  // lists()-1.
   std::uint32_t current() const noexcept { return current_; }
+  std::uint32_t spare() const noexcept { return spare_; }
   std::uint32_t lists() const noexcept { return static_cast<std::uint32_t>(front_.size()); }
   std::uint32_t front(std::uint32_t list) const noexcept { return front_[list]; }
   const FirstSet& occupied() const noexcept { return occupied_; }
   std::uint64_t bytes() const noexcept { return front_.size() * 4 + occupied_.bytes(); }
 
  private:
+  std::uint32_t fullest_but_spare() noexcept {
+    for (;;) {
+      const std::uint32_t list = occupied_.first();
+      if (current_ != none && list_of(current_) <= list) return current_;
+      if (list == none) return none;
+      const std::uint32_t huge = front_[list];
+      if (list_of(huge) == list) return huge;
+      unlink(huge);
+      insert(huge);
+    }
+  }
   std::uint32_t clean(std::uint32_t huge) const noexcept {
     return ratio_ - huge_[huge].live - huge_[huge].cached;
   }
@@ -118,6 +139,7 @@ class FullestFirst {
   }
 
   std::uint32_t current_ = none;  // has clean blocks, and is in no list
+  std::uint32_t spare_ = none;    // the same, and is another one
   std::uint32_t ratio_ = 1;
   HugeBlock* huge_ = nullptr;
   CleanLink* links_ = nullptr;

@@ -242,13 +242,14 @@ class Walk {
     });
   }
 
-  void run() {
+  /// Returns the steps it took.
+  u64 run() {
     const std::size_t shapes = problem_.shapes.size();
     const u64 widest_segment = std::clamp<u64>((u64{1} << 19) / shapes, 1 << 10, 1 << 16);
     u64 length = 256;  // short at first, while the goal knows no bound
     for (u64 first = ceil_div(problem_.largest_page(), unit_);;) {
       const u64 last = std::min(problem_.cap, goal_.last_huge()) / unit_;
-      if (first > last) return;
+      if (first > last) return steps_;
       length = std::min(length, last - first + 1);
       segment(first, length);
       first += length;
@@ -267,6 +268,7 @@ class Walk {
     for (std::size_t i : order_) {
       if (always_exact(problem_.shapes[i])) continue;
       std::vector<u64>& marks = marks_[i];
+      steps_ += whole ? length : alive_.size();
       if (whole) {
         marks.assign(length, 0);
         sieve(i, first, length);
@@ -288,6 +290,7 @@ class Walk {
       alive_.resize(length);
       std::iota(alive_.begin(), alive_.end(), u64{0});
     }
+    steps_ += alive_.size() * ratios_.size();
     for (u64 k : alive_) {
       for (std::size_t i = 0; i < ratios_.size(); ++i) {
         const PageShape& shape = problem_.shapes[i];
@@ -313,6 +316,7 @@ class Walk {
     if (r_max < r_min) return;
 
     std::vector<u64>& marks = marks_[i];
+    steps_ += std::min(t_max - t_min, r_max - r_min) + 1;
     if (t_max - t_min < r_max - r_min) {
       for (u64 t = t_max; t >= t_min; --t) {  // t_min >= 1: ends
         const u64 common = m == 1 ? 1 : std::gcd(t, m);
@@ -320,6 +324,7 @@ class Walk {
         const u64 per_step = m / common;
         for (u64 k = ceil_div(first, step) * step; k <= last; k += step) {
           marks[k - first] = k / step * per_step;
+          ++steps_;
         }
       }
     } else {
@@ -329,6 +334,7 @@ class Walk {
         const u64 end = static_cast<u64>(std::min<u128>(last, u128(r) * t_max / m));
         for (u64 k = ceil_div(begin, step) * step; k <= end; k += step) {
           marks[k - first] = r;
+          ++steps_;
         }
       }
     }
@@ -341,6 +347,7 @@ class Walk {
   std::vector<std::vector<u64>> marks_;  // per shape, by multiple of the segment: ratio, 0 for none
   std::vector<u64> alive_;               // multiples of the segment that every shape so far marked
   std::vector<u64> ratios_;              // of the huge block on offer
+  u64 steps_ = 0;                        // see SearchWork
 };
 
 }  // namespace
@@ -368,21 +375,23 @@ std::optional<u64> forced_unit(const std::vector<PageShape>& shapes) noexcept {
   return unit;
 }
 
-std::optional<Tiling> cheapest_tiling(const TilingProblem& problem, u64 budget) {
+std::optional<Tiling> cheapest_tiling(const TilingProblem& problem, u64 budget, SearchWork* work) {
   if (budget == 0) return std::nullopt;
   Cheapest goal(problem, budget);
   // Multiples of smooth numbers have many divisors, so the best huge blocks are often among them. A
   // coarse walk over these costs little and gives the full walk its bound from the start.
   for (const u64 grain : {u64{5040}, u64{60}, u64{1}}) {
     if (grain > 1 && problem.cap / problem.unit / grain < 256) continue;
-    Walk(problem, problem.unit * grain, goal).run();
+    const u64 steps = Walk(problem, problem.unit * grain, goal).run();
+    if (work != nullptr) work->steps += steps;
   }
   return std::move(goal).take();
 }
 
-std::optional<Tiling> smallest_tiling(const TilingProblem& problem) {
+std::optional<Tiling> smallest_tiling(const TilingProblem& problem, SearchWork* work) {
   Smallest goal(problem);
-  Walk(problem, problem.unit, goal).run();
+  const u64 steps = Walk(problem, problem.unit, goal).run();
+  if (work != nullptr) work->steps += steps;
   return std::move(goal).take();
 }
 

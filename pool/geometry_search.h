@@ -45,13 +45,20 @@ struct Tiling {
 /// pages their size, of others their alignment. Nothing from 2^63 on.
 std::optional<std::uint64_t> forced_unit(const std::vector<PageShape>& shapes) noexcept;
 
+/// What a search did, in steps of a few nanoseconds each: strides and ratios tried, huge blocks
+/// marked with a ratio, read and offered. Does not depend on the machine.
+struct SearchWork {
+  std::uint64_t steps = 0;
+};
+
 /// The cheapest tiling of `budget` bytes that gives every leaf a block; costs that differ by no
 /// more than rounding (1e-14, relative above 1) are equal, and the smaller huge block is taken.
-std::optional<Tiling> cheapest_tiling(const TilingProblem& problem, std::uint64_t budget);
+std::optional<Tiling> cheapest_tiling(const TilingProblem& problem, std::uint64_t budget,
+                                      SearchWork* work = nullptr);
 
 /// The tiling that gives every leaf a block in the fewest bytes: null_bytes + huge_blocks ·
 /// huge_bytes is the least budget. Nothing if the domain up to the cap is empty or that passes
 /// 2^64.
-std::optional<Tiling> smallest_tiling(const TilingProblem& problem);
+std::optional<Tiling> smallest_tiling(const TilingProblem& problem, SearchWork* work = nullptr);
 
 }  // namespace kvleaf

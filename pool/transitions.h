@@ -31,13 +31,9 @@ inline void BlockPool::file_block(Place place, Value value) noexcept {
 /// The huge block has something cached, and its state is new, or the bound of its blocks fell, or
 /// one was added.
 inline void BlockPool::file_huge(PageClass& page_class, std::uint32_t huge) noexcept {
-  const Rank bound = bound_of(huge);
-  if (huge_[huge].live != 0) {
-    LowerBoundTree<Rank>(huge_shape_, page_class.claimed_order).lower(huge, bound);
-    return;
-  }
-  LowerBoundTree<Rank>(huge_shape_, page_class.idle_order).lower(huge, bound);
-  file_worth(page_class, huge);
+  const std::uint32_t kind = kind_of(huge_[huge]);
+  LowerBoundTree<Rank>(huge_shape_, page_class.order[kind]).lower(huge, bound_of(huge));
+  if (kind == idle_kind) file_worth(page_class, huge);
 }
 
 /// The huge block is idle, and newly so, or its worth fell. A worth in doubt is filed under a bound
@@ -151,8 +147,7 @@ inline void BlockPool::cached_to_clean(PageClass& page_class, Place place) noexc
     leave_idle(page_class, place.huge);
     return push_empty(place.huge);
   }
-  const std::uint32_t kind = huge.live != 0 ? huge.fate : idle_kind;
-  if (clean_in(page_class, huge) == 1) page_class.clean[kind].insert_first(place.huge);
+  if (clean_in(page_class, huge) == 1) page_class.clean[kind_of(huge)].insert_first(place.huge);
   if (huge.live == 0) file_worth(page_class, place.huge);
 }
 

@@ -2,6 +2,7 @@
 // leaves.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -30,7 +31,14 @@ struct Plan {
   Geometry geometry;
   std::uint32_t max_len = 0;
   std::uint32_t longest_request = 0;
-  std::uint64_t metadata_bytes = 0;
+  std::uint64_t metadata_bytes = 0;       // of the manager: pool, prefix tree, rows
+  std::uint64_t pool_metadata_bytes = 0;  // of the pool alone
+  /// Of the pool, per smallest page that the arena could hold.
+  double metadata_per_page() const {
+    std::uint64_t pages = 1;
+    for (const LeafGeometry& leaf : geometry.leaves()) pages = std::max(pages, leaf.blocks);
+    return static_cast<double>(pool_metadata_bytes) / static_cast<double>(pages);
+  }
 };
 
 Plan make_plan(const PlanArguments& arguments) {
@@ -46,7 +54,8 @@ Plan make_plan(const PlanArguments& arguments) {
           .geometry = std::move(geometry),
           .max_len = options.max_len,
           .longest_request = manager.longest_request(),
-          .metadata_bytes = manager.stats().metadata_bytes};
+          .metadata_bytes = manager.stats().metadata_bytes,
+          .pool_metadata_bytes = manager.pool().metadata_bytes()};
 }
 
 /// A refusal says whose pages do not fit in what.
@@ -75,6 +84,8 @@ void print_json(const Plan& plan, const PlanArguments& arguments) {
   out["max_len"] = plan.max_len;
   out["longest_request"] = plan.longest_request;
   out["metadata_bytes"] = plan.metadata_bytes;
+  out["pool_metadata_bytes"] = plan.pool_metadata_bytes;
+  out["pool_metadata_bytes_per_page"] = plan.metadata_per_page();
   out["leaves"] = nlohmann::ordered_json::array();
   for (std::size_t i = 0; i < plan.model.leaves.size(); ++i) {
     const KVLeafRegion& leaf = *plan.model.leaves[i];
@@ -135,7 +146,9 @@ void print_text(const Plan& plan, const PlanArguments& arguments) {
              arguments.max_len           ? ""
              : plan.model.config.max_len ? ", the model's"
                                          : ", the model does not say: --max-len does");
-  fmt::print("metadata  {}\n\n", in_bytes(static_cast<double>(plan.metadata_bytes)));
+  fmt::print("metadata  {}; of the pool {}, {:.1f} bytes per smallest page\n\n",
+             in_bytes(static_cast<double>(plan.metadata_bytes)),
+             in_bytes(static_cast<double>(plan.pool_metadata_bytes)), plan.metadata_per_page());
 
   Table table({{"leaf", left},
                {"group", left},

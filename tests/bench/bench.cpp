@@ -66,6 +66,18 @@ class Records : public benchmark::BenchmarkReporter {
   std::string floor_;
 };
 
+void print(const std::string& workload, const Figure& figure) {
+  fmt::print(
+      "{{\"system\": \"kvleaf {}\", \"workload\": \"{}\", \"case\": \"{}\", \"metric\": \"{}\", "
+      "\"value\": {}, \"unit\": \"{}\"",
+      KVLEAF_VERSION, workload, figure.name, figure.metric,
+      figure.value ? fmt::format("{:.3f}", *figure.value) : "null", figure.unit);
+  if (figure.floor) fmt::print(", \"floor\": {:.3f}", *figure.floor);
+  if (!figure.why.empty()) fmt::print(", \"why\": \"{}\"", figure.why);
+  fmt::print("}}\n");
+  std::fflush(stdout);
+}
+
 /// Repeats on one core, so that they do not differ by which one they met.
 void pin_to_this_core() {
   cpu_set_t cores;
@@ -81,7 +93,7 @@ Suite::Suite(std::string workload, int argc, char** argv)
   for (std::size_t i = 0; i < options_.size(); ++i) {
     if (options_[i] == "--quick") quick_ = true;
     if (options_[i] == "--workload" && i + 1 < options_.size()) {
-      wanted_ = options_[i + 1] == workload_;
+      wanted_ = named_ = options_[i + 1] == workload_;
     }
   }
 }
@@ -121,9 +133,14 @@ int Suite::run() {
     const std::string floor = one.floor ? fmt::format(", \"floor\": {:.3f}", one.floor()) : "";
     print_record(workload_, one.counted, one.count(), floor);
   }
-  Records records(workload_, cases_);
-  const std::size_t ran = benchmark::RunSpecifiedBenchmarks(&records);
-  return ran == 0 ? 1 : 0;
+  if (!cases_.empty()) {
+    Records records(workload_, cases_);
+    if (benchmark::RunSpecifiedBenchmarks(&records) == 0) return 1;
+  }
+  for (const Work& work : works_) {
+    for (const Figure& figure : work(quick_)) print(workload_, figure);
+  }
+  return 0;
 }
 
 }  // namespace bench

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,18 @@ struct Case {
 /// A loop `for (auto _ : state)`; what comes before it is not timed.
 using Body = std::function<void(benchmark::State& state)>;
 
+/// A figure that is counted, not timed per iteration: printed as it is.
+struct Figure {
+  std::string name;
+  std::string metric;
+  std::string unit;
+  std::optional<double> value;           // none: it cannot be given, and `why` says so
+  std::optional<double> floor = {};      // or the ideal, in the same unit
+  std::string why = {};
+};
+/// Does the work and says what came out. `quick`: only to see that it runs.
+using Work = std::function<std::vector<Figure>(bool quick)>;
+
 /// The workload of one executable. Times are the median of five repeats after one warm-up, on one
 /// core. Options: `--workload NAME` does nothing unless NAME is this one; `--quick` a hundredth of
 /// the iterations once, to see that it runs.
@@ -42,6 +55,9 @@ class Suite {
   void add(Case measured, Body body, Body floor = {});
   /// A figure that is counted and not timed: printed as it is, beside the least there could be.
   void add_count(Case counted, std::function<double()> count, std::function<double()> floor = {});
+  void add(Work work) { works_.push_back(std::move(work)); }
+  /// It takes minutes: without `--workload` naming it, it is left out.
+  void only_when_named() { wanted_ = named_ || quick_; }
   /// The exit code: 0, 1 if a benchmark failed, 2 for an option that is unknown.
   int run();
 
@@ -54,8 +70,10 @@ class Suite {
     Case counted;
     std::function<double()> count, floor;
   };
+  bool named_ = false;
   std::vector<Case> cases_;
   std::vector<Count> counts_;
+  std::vector<Work> works_;  // done after the cases
 };
 
 }  // namespace bench

@@ -136,6 +136,80 @@ void add_million(bench::Suite& suite, std::uint64_t ratio) {
       });
 }
 
+/// What compaction gains: requests of random lengths come and go in a pool of two classes; a newcomer
+/// draws pages of attention (64 to a huge block) and a state (a huge block of its own). Where the
+/// state is refused, though attention's huge blocks are partly clean, moves of at most `budget` may
+/// make room. Counted over newcomers that are refused or not: the pool is kept nearly full.
+void add_compaction(bench::Suite& suite, std::uint64_t budget_pages) {
+  suite.add([=](bool quick) {
+    BlockPool pool = make_pool(400, {64, 1});
+    const std::uint64_t page_bytes = pool.geometry().leaf(leaf).bytes_per_page;
+    constexpr LeafId state_leaf{1};
+    struct Request {
+      std::vector<BlockId> pages;
+      BlockId state;
+    };
+    std::vector<Request> live;
+    std::mt19937 random(6);
+    std::uint64_t asked = 0, refused = 0, rescued = 0, moved = 0;
+    const auto leave = [&] {
+      const std::size_t index = random() % live.size();
+      pool.free_many(leaf, live[index].pages);
+      pool.free(state_leaf, live[index].state);
+      live[index] = std::move(live.back());
+      live.pop_back();
+    };
+    const auto make_room = [&] {
+      const auto moves = pool.plan_compaction(leaf, budget_pages * page_bytes);
+      if (moves.empty()) return false;
+      for (const BlockMove& move : moves) {
+        pool.move(move.leaf, move.src, move.dst);
+        for (Request& request : live) {
+          std::replace(request.pages.begin(), request.pages.end(), move.src, move.dst);
+        }
+      }
+      moved += moves.size();
+      return true;
+    };
+    for (int turn = 0; turn < (quick ? 500 : 20'000); ++turn) {
+      // Mostly short, some long: lengths of chats.
+      const std::size_t pages = random() % 4 != 0 ? 4 + random() % 60 : 100 + random() % 300;
+      Request request{std::vector<BlockId>(pages, null_block), null_block};
+      const std::vector<std::uint64_t> wanted = {pages, 1};
+      ++asked;
+      bool fits = pool.can_allocate(wanted);
+      if (!fits && pool.can_allocate(std::vector<std::uint64_t>{pages, 0})) {
+        ++refused;  // memory is there, but in pieces
+        if (budget_pages != 0 && make_room() && pool.can_allocate(wanted)) {
+          ++rescued;
+          fits = true;
+        }
+      }
+      if (!fits) {
+        leave();
+        continue;
+      }
+      pool.allocate_many(leaf, request.pages, Fate::request);
+      request.state = pool.allocate(state_leaf, Fate::request).value();
+      live.push_back(std::move(request));
+      if (random() % 3 == 0) leave();
+    }
+    pool.audit();
+    const std::string where =
+        budget_pages == 0
+            ? "mixed lengths, ratios 64 and 1, without compaction"
+            : fmt::format("mixed lengths, ratios 64 and 1, at most {} pages moved a call",
+                          budget_pages);
+    const auto of = [](std::uint64_t part, std::uint64_t all) {
+      return all == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(all);
+    };
+    return std::vector<bench::Figure>{
+        {where, "refused_for_fragments_pct", "%", 100 * of(refused - rescued, asked), 0.0},
+        {where, "rescued_pct_of_those", "%", 100 * of(rescued, refused)},
+        {where, "pages_moved_per_rescue", "pages", of(moved, rescued)}};
+  });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -149,5 +223,6 @@ int main(int argc, char** argv) {
   add_pins(suite, true);
   add_million(suite, 1);
   add_million(suite, 16);
+  for (const std::uint64_t budget_pages : {0, 8, 32, 64}) add_compaction(suite, budget_pages);
   return suite.run();
 }

@@ -4,7 +4,9 @@
 //
 // The floor of both is what no manager can do without: comparing, or copying, the tokens
 // themselves.
+#define XXH_INLINE_ALL
 #include <benchmark/benchmark.h>
+#include <xxhash.h>
 
 #include <cstring>
 #include <memory>
@@ -16,6 +18,7 @@
 
 #include "bench/bench.h"
 #include "kvleaf/group/group.h"
+#include "kvleaf/group/page_key.h"
 
 namespace {
 
@@ -142,6 +145,38 @@ void add(bench::Suite& suite, const std::string& name, Leaves (*leaves)(), bool 
       });
 }
 
+/// The chained keys of all pages; the floor hashes the same bytes, each page behind 16 others.
+void add_keys(bench::Suite& suite) {
+  suite.add(
+      {.name = "128-bit keys of 8192 pages, xxh3", .metric = "hash_us", .unit = "us",
+       .iterations = 200},
+      [](benchmark::State& state) {
+        const std::vector<Token> tokens = some_prompt(1);
+        const PageHasher hasher(KeyHash::xxh3_128, 7);
+        for (auto _ : state) {
+          PageDigest key = hasher.root("", "");
+          for (std::size_t at = 0; at < tokens.size(); at += page) {
+            key = hasher.page(key, std::span(tokens).subspan(at, page), "");
+          }
+          benchmark::DoNotOptimize(key);
+        }
+      },
+      [](benchmark::State& state) {
+        const std::vector<Token> tokens = some_prompt(1);
+        for (auto _ : state) {
+          struct {
+            XXH128_hash_t parent;
+            Token tokens[page];
+          } bytes{};
+          for (std::size_t at = 0; at < tokens.size(); at += page) {
+            std::memcpy(bytes.tokens, tokens.data() + at, sizeof bytes.tokens);
+            bytes.parent = XXH3_128bits_withSeed(&bytes, sizeof bytes, 7);
+          }
+          benchmark::DoNotOptimize(bytes);
+        }
+      });
+}
+
 Leaves one() { return {paged("full", KVCacheGroupId::full())}; }
 Leaves two() {
   return {paged("full", KVCacheGroupId::full()),
@@ -156,6 +191,7 @@ Leaves three() {
 
 int main(int argc, char** argv) {
   bench::Suite suite("prompt", argc, argv);
+  add_keys(suite);
   add(suite, "one full leaf", one, false);
   add(suite, "full and window 1024", two, false);
   add(suite, "three full leaves", three, false);

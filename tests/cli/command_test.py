@@ -56,6 +56,8 @@ class Printed(unittest.TestCase):
                                  plan["null_bytes"] + plan["huge_bytes"] * plan["huge_blocks"])
                 self.assertLessEqual(plan["arena_bytes"], 16 * GIB)
                 self.assertGreater(plan["metadata_bytes"], 0)
+                self.assertLess(0, plan["pool_metadata_bytes_per_page"])
+                self.assertLessEqual(plan["pool_metadata_bytes_per_page"], 48)
                 for leaf in plan["leaves"]:
                     self.assertEqual(set(leaf), {"id", "group", "layers", "bytes_per_page", "page_stride",
                                                  "ratio", "blocks"})

@@ -1,10 +1,14 @@
 // Compaction and resizing: a pool that gives huge blocks back.
 #include <doctest/doctest.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <fstream>
 #include <string>
 #include <vector>
 
 #include "kvleaf/leaf/errors.h"
+#include "kvleaf/pool/arena.h"
 #include "kvleaf/pool/block_pool.h"
 #include "pool/hand_made.h"
 
@@ -20,6 +24,14 @@ constexpr LeafId first{0};
 constexpr LeafId second{1};
 
 PageKey key_of(std::uint64_t number) { return {3, number}; }
+
+/// Bytes of this process that are in memory.
+std::uint64_t resident_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  std::uint64_t size = 0, resident = 0;
+  statm >> size >> resident;
+  return resident * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+}
 
 }  // namespace
 
@@ -137,6 +149,46 @@ TEST_CASE(
   CHECK(draw(pool, 0, 9).size() == 9);
   pool.audit();
   CHECK_THROWS_AS(BlockPool(geometry_of(6, {2, 1}), {.max_huge_blocks = 5}), InvalidArgument);
+}
+
+TEST_CASE("what shrinking unmaps goes back to the system, and what growing maps is as new") {
+  constexpr std::uint64_t MiB = 1 << 20;
+  const std::vector<PageSpec> pages = {{.name = "page", .bytes_per_page = 2 * MiB},
+                                       {.name = "state", .bytes_per_page = 8 * MiB}};
+  BlockPool pool(
+      Geometry::by_hand(pages, {.huge_bytes = 8 * MiB, .huge_blocks = 16, .ratios = {4, 1}}));
+  const Arena arena = Arena::host(pool.geometry());
+  const Blocks blocks = draw(pool, 0, 64);  // all of it
+  for (const BlockId block : blocks) {
+    std::ranges::fill(arena.page(first, block), static_cast<std::byte>(block.value()));
+  }
+  const std::uint64_t full = resident_bytes();
+  pool.free_many(first, std::span(blocks).subspan(16));  // four huge blocks stay
+
+  const auto gone = pool.resize(4);
+  CHECK(arena.unmap(gone) == 12 * 8 * MiB);
+  CHECK(resident_bytes() <= full - 12 * 8 * MiB + MiB);
+  CHECK(pool.stats().huge_blocks == 4);
+  CHECK_FALSE(pool.allocate(second));
+  for (const BlockId block : std::span(blocks).first(16)) {  // nobody else's bytes went
+    CHECK(arena.page(first, block).front() == static_cast<std::byte>(block.value()));
+    CHECK(arena.page(first, block).back() == static_cast<std::byte>(block.value()));
+  }
+
+  const auto back = pool.resize(10);
+  CHECK(arena.map(back) == 6 * 8 * MiB);
+  const Blocks states = draw(pool, 1, 6);
+  for (const BlockId state : states) {
+    CHECK(std::ranges::all_of(arena.page(second, state), [](std::byte b) { return b == std::byte{0}; }));
+    std::ranges::fill(arena.page(second, state), std::byte{7});
+  }
+  CHECK_FALSE(pool.allocate(second));
+  pool.audit();
+
+  CHECK_THROWS_AS(arena.unmap(std::vector<ByteRange>{{0, arena.bytes().size() + 1}}), InvalidArgument);
+  CHECK_THROWS_AS(arena.map(std::vector<ByteRange>{{2, 1}}), InvalidArgument);
+  std::vector<std::byte> memory(pool.geometry().arena_bytes());
+  CHECK_THROWS_AS(Arena::borrowed(pool.geometry(), memory).unmap(gone), InvalidArgument);
 }
 
 }  // namespace kvleaf

@@ -120,6 +120,39 @@ TEST_CASE("cached checkpoints are never stuck beside live states: their huge blo
   CHECK(pool.cached(first) > 100);
 }
 
+TEST_CASE("nor are they where memory is short: live states fill up what they claim") {
+  // The same in a pool that is full all the time: checkpoints of every value fill it, requests
+  // come and stay, and attention takes every huge block that is empty or idle.
+  for (std::uint32_t seed = 1; seed <= 20; ++seed) {
+    CAPTURE(seed);
+    BlockPool pool(geometry_of(30, {4, 64}));
+    std::mt19937 random(seed);
+    std::vector<BlockId> live, pages;
+    std::uint64_t key = 0;
+    for (int step = 0; step < 600; ++step) {
+      if (live.size() < 40 && random() % 3 != 0) {
+        if (const auto state = pool.allocate(first, Fate::request)) live.push_back(*state);
+      }
+      if (const auto checkpoint = pool.allocate(first, Fate::cache)) {
+        pool.commit(first, *checkpoint, {1, ++key}, random() % 1000);
+        pool.free(first, *checkpoint);
+      }
+      if (random() % 40 == 0) {  // a page of attention, the first of a huge block of its own
+        for (int i = 0; i < 64; ++i) {
+          if (const auto page = pool.allocate(second)) pages.push_back(*page);
+        }
+      }
+      pool.audit();
+    }
+    // A checkpoint is settled: none is live. One huge block at most holds states and has room.
+    const std::uint64_t of_pages = (pages.size() + 63) / 64;
+    const std::uint64_t of_states = pool.stats().claimed - of_pages;
+    CHECK(of_states == (live.size() + 3) / 4);
+    // So attention can have all the rest.
+    CHECK(pool.can_allocate(std::vector<std::uint64_t>{0, (30 - of_pages - of_states) * 64}));
+  }
+}
+
 TEST_CASE("a batch is contiguous where it can be, and comes back in the order it was returned") {
   BlockPool pool(geometry_of(8, {16, 1}));
   const std::vector<BlockId> blocks = draw(pool, 0, 32);

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <map>
 #include <optional>
@@ -197,7 +198,7 @@ class Pool {
       evicts = true;
     }
     if (evicts) {
-      evict(own_class, may_spend, block, events);
+      evict(own_class, fate, may_spend, block, events);
     } else {
       require(h.blocks[(block - 1) % ratio].clean(), "a block that is drawn is clean");
     }
@@ -335,18 +336,54 @@ class Pool {
     return sum;
   }
 
-  void evict(int own_class, bool may_spend, u64 block, std::deque<Event>& events) {
-    std::optional<u64> own_least;
-    std::optional<std::pair<u64, u64>> other_least;
+  static std::optional<u64> least_in(const Huge& h) {
+    std::optional<u64> least;
+    for (const Block& b : h.blocks) {
+      if (b.cached() && (!least || place(b.value) < *least)) least = place(b.value);
+    }
+    return least;
+  }
+  /// The least valuable cached block of the class's huge blocks that are eligible.
+  std::optional<u64> least_of(int own_class, const std::function<bool(const Huge&)>& eligible) const {
+    std::optional<u64> least;
     for (const Huge& h : huge) {
-      if (h.owner == own_class && (h.claimed() || may_spend)) {
-        for (const Block& b : h.blocks) {
-          if (b.cached() && (!own_least || place(b.value) < *own_least)) own_least = place(b.value);
-        }
+      if (h.owner != own_class || !eligible(h)) continue;
+      const auto here = least_in(h);
+      if (here && (!least || *here < *least)) least = here;
+    }
+    return least;
+  }
+
+  void evict(int own_class, int fate, bool may_spend, u64 block, std::deque<Event>& events) {
+    const int request = 1;  // Fate::request
+    const auto own_fate = [&](const Huge& h) { return h.claimed() && h.fate == fate; };
+    const auto other_fate = [&](const Huge& h) { return h.claimed() && h.fate != fate; };
+    std::function<bool(const Huge&)> eligible = own_fate;
+    std::optional<u64> own_least = least_of(own_class, own_fate);
+    std::optional<std::pair<u64, u64>> other_least;
+    if (may_spend && !(fate == request && own_least)) {
+      std::optional<std::pair<u64, u64>> own_idle;  // the least worth
+      for (const Huge& h : huge) {
+        if (h.owner < 0 || !h.idle()) continue;
+        auto& least = h.owner == own_class ? own_idle : other_least;
+        if (!least || worth(h) < *least) least = worth(h);
       }
-      if (h.owner >= 0 && h.owner != own_class && h.idle() && may_spend) {
-        if (!other_least || worth(h) < *other_least) other_least = worth(h);
+      if (fate != request) {
+        eligible = [&](const Huge& h) { return own_fate(h) || h.idle(); };
+        own_least = least_of(own_class, eligible);
+      } else if (own_idle && (!other_least || *own_idle <= *other_least)) {
+        other_least.reset();
+        const Event& told = events.at(0);
+        const Huge& chosen = huge[(told.block - 1) / leaves[told.leaf].ratio];
+        require(chosen.owner == own_class && chosen.idle() && worth(chosen) == *own_idle,
+                "the idle huge block of least worth is claimed");
+        eligible = [&chosen](const Huge& h) { return &h == &chosen; };
+        own_least = least_in(chosen);
       }
+    }
+    if (!own_least && !other_least) {
+      eligible = other_fate;
+      own_least = least_of(own_class, other_fate);
     }
     require(own_least || other_least, "an accepted draw finds something to evict");
     require(!events.empty(), "the owner is told of every eviction");
@@ -355,7 +392,7 @@ class Pool {
     if (!other_least || (own_least && *own_least <= other_least->first)) {
       take_evicted(events);
       require(victim.owner == own_class && place(own(told.leaf, told.block)->value) == *own_least &&
-                  (victim.claimed() || may_spend),
+                  eligible(victim),
               "the class's own least valuable cached block is evicted");
       require(told.block == block, "and it is the block that is drawn");
       own(told.leaf, told.block)->committed = false;  // not tidied: it is drawn at once

@@ -27,17 +27,18 @@ struct BlockPoolTestAccess {
         add(counter, sizeof(Counter));
       }
       for (const FullestFirst& clean : page_class.clean) {
-        const std::uint32_t current = clean.current();
-        add(&current, sizeof current);
+        for (const std::uint32_t unlisted : {clean.current(), clean.spare()}) {
+          add(&unlisted, sizeof unlisted);
+        }
         for (std::uint32_t number = 0; number < clean.lists(); ++number) {
           const std::uint32_t front = clean.front(number);
           add(&front, sizeof front);
         }
       }
-      for (const Rank& node : page_class.claimed_order.nodes) add(&node, sizeof node);
-      for (const Rank& node : page_class.idle_order.nodes) add(&node, sizeof node);
-      add(&page_class.claimed_order.root, sizeof(Rank));
-      add(&page_class.idle_order.root, sizeof(Rank));
+      for (const auto& order : page_class.order) {
+        for (const Rank& node : order.nodes) add(&node, sizeof node);
+        add(&order.root, sizeof(Rank));
+      }
     }
     for (const auto& leaf : pool.leaves_) {
       for (const Counter* counter : {&leaf.live, &leaf.cached}) {
