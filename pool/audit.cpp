@@ -281,7 +281,8 @@ std::uint64_t BlockPool::metadata_bytes() const noexcept {
                         bounds_.bytes() + worths_.bytes() + index_.bytes();
   for (const PageClass& page_class : classes_) {
     for (const FullestFirst& clean : page_class.clean) bytes += clean.bytes();
-    for (const TreeNodes<Rank>& order : page_class.order) bytes += order.nodes.size() * sizeof(Rank);
+    for (const TreeNodes<Rank>& order : page_class.order)
+      bytes += order.nodes.size() * sizeof(Rank);
     bytes += page_class.worth_order.nodes.size() * sizeof(Worth);
   }
   return bytes;

@@ -229,8 +229,8 @@ class BlockPool {
     // Huge blocks with clean blocks, where the ratio is above 1: else an owned huge block has none.
     FullestFirst clean[clean_kinds];
     // Orders of eviction, over huge blocks: bounds of their least valuable cached block, by kind as
-    // above; bounds of the worth of idle ones. Where the ratio is 1 there is that of idle ones only:
-    // a claimed one has nothing cached, and worth is that one block's value.
+    // above; bounds of the worth of idle ones. Where the ratio is 1 there is that of idle ones
+    // only: a claimed one has nothing cached, and worth is that one block's value.
     TreeNodes<Rank> order[clean_kinds];
     TreeNodes<Worth> worth_order;
     RatioDivider divider;

@@ -128,8 +128,9 @@ void BlockPool::drain(std::uint32_t huge) {
 /// the owner throws, none. Source: design document, "Eviction".
 ///
 /// Fates stay apart here too, so that what is cached is not stuck beside what is live: a draw that
-/// dies with its request first fills up the huge blocks that such draws have claimed, and then takes
-/// a whole idle one, the least worth of all; and nobody takes from the other fate's before the last.
+/// dies with its request first fills up the huge blocks that such draws have claimed, and then
+/// takes a whole idle one, the least worth of all; and nobody takes from the other fate's before
+/// the last.
 std::size_t BlockPool::evict(LeafId leaf, Fate fate, Allowance& allowance, std::span<BlockId> out) {
   LeafState& state = leaves_[leaf.value()];
   PageClass& page_class = *state.page_class;
@@ -147,8 +148,8 @@ std::size_t BlockPool::evict(LeafId leaf, Fate fate, Allowance& allowance, std::
     }
     for (PageClass& another : classes_) {
       if (&another == &page_class || another.idle.get() == 0) continue;
-      const Rank bound = another.worth_order.used ? another.worth_order.root.best
-                                                  : another.order[idle_kind].root;
+      const Rank bound =
+          another.worth_order.used ? another.worth_order.root.best : another.order[idle_kind].root;
       if (own.rank <= bound || other.key.best < bound) continue;
       const LeastKey<Worth> least = least_idle(another);
       if (least.key < other.key) other = least;

@@ -39,8 +39,8 @@ struct Figure {
   std::string name;
   std::string metric;
   std::string unit;
-  std::optional<double> value;           // none: it cannot be given, and `why` says so
-  std::optional<double> floor = {};      // or the ideal, in the same unit
+  std::optional<double> value;       // none: it cannot be given, and `why` says so
+  std::optional<double> floor = {};  // or the ideal, in the same unit
   std::string why = {};
 };
 /// Does the work and says what came out. `quick`: only to see that it runs.

@@ -34,12 +34,10 @@ int main(int argc, char** argv) {
             {.budget_bytes = options.budget_bytes, .expected_tokens = options.expected_tokens});
         const bench::Capacity found =
             bench::measure_capacity(model, lengths_of("azure_llm_2023_conv.csv.gz"), options);
-        const std::string where =
-            fmt::format("{} P=16 {} GiB, steps of 512, prefix caching {}{}", name,
-                        options.budget_bytes >> 30, caching ? "on" : "off",
-                        found.state_parts > 1
-                            ? fmt::format(", states in {} leaves", found.state_parts)
-                            : "");
+        const std::string where = fmt::format(
+            "{} P=16 {} GiB, steps of 512, prefix caching {}{}", name, options.budget_bytes >> 30,
+            caching ? "on" : "off",
+            found.state_parts > 1 ? fmt::format(", states in {} leaves", found.state_parts) : "");
         return std::vector<bench::Figure>{
             {where, "requests", "requests", found.requests, found.ideal_requests},
             {where, "ideal_requests", "requests", found.ideal_requests},

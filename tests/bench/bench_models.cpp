@@ -4,7 +4,8 @@
 //
 //   prompt   one request of 131,072 tokens: cold (admit, compute, commit), then released and
 //            admitted again (warm: all of it but the last token's page is reused)
-//   decode   256 live requests of L tokens, 256 steps of one token each: reserve, write tables, slot
+//   decode   256 live requests of L tokens, 256 steps of one token each: reserve, write tables,
+//   slot
 //            mappings and lengths, settle and commit
 //   replay   a trace in arrival order, at most 64 live; see cli/replay.h
 #include <fmt/format.h>
@@ -38,8 +39,8 @@ double now_us() {
 }
 
 double quantile(std::vector<double> times, double share) {
-  const auto at = times.begin() + static_cast<std::ptrdiff_t>(
-                                      share * static_cast<double>(times.size() - 1));
+  const auto at =
+      times.begin() + static_cast<std::ptrdiff_t>(share * static_cast<double>(times.size() - 1));
   std::nth_element(times.begin(), at, times.end());
   return *at;
 }
@@ -130,9 +131,8 @@ std::vector<bench::Figure> decode(const std::string& name, std::uint32_t length,
     spent += now_us() - start;
     if (step >= warm_up) times.push_back(spent);
   }
-  const std::string where =
-      fmt::format("{} L={} B={} P=16; plan and settle, tables, slot mapping, lengths", name, length,
-                  batch);
+  const std::string where = fmt::format(
+      "{} L={} B={} P=16; plan and settle, tables, slot mapping, lengths", name, length, batch);
   return {{where, "step_us_median", "us", quantile(times, 0.5)},
           {where, "step_us_p99", "us", quantile(times, 0.99)}};
 }

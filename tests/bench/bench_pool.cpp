@@ -136,10 +136,11 @@ void add_million(bench::Suite& suite, std::uint64_t ratio) {
       });
 }
 
-/// What compaction gains: requests of random lengths come and go in a pool of two classes; a newcomer
-/// draws pages of attention (64 to a huge block) and a state (a huge block of its own). Where the
-/// state is refused, though attention's huge blocks are partly clean, moves of at most `budget` may
-/// make room. Counted over newcomers that are refused or not: the pool is kept nearly full.
+/// What compaction gains: requests of random lengths come and go in a pool of two classes; a
+/// newcomer draws pages of attention (64 to a huge block) and a state (a huge block of its own).
+/// Where the state is refused, though attention's huge blocks are partly clean, moves of at most
+/// `budget` may make room. Counted over newcomers that are refused or not: the pool is kept nearly
+/// full.
 void add_compaction(bench::Suite& suite, std::uint64_t budget_pages) {
   suite.add([=](bool quick) {
     BlockPool pool = make_pool(400, {64, 1});

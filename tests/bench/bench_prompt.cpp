@@ -148,7 +148,9 @@ void add(bench::Suite& suite, const std::string& name, Leaves (*leaves)(), bool 
 /// The chained keys of all pages; the floor hashes the same bytes, each page behind 16 others.
 void add_keys(bench::Suite& suite) {
   suite.add(
-      {.name = "128-bit keys of 8192 pages, xxh3", .metric = "hash_us", .unit = "us",
+      {.name = "128-bit keys of 8192 pages, xxh3",
+       .metric = "hash_us",
+       .unit = "us",
        .iterations = 200},
       [](benchmark::State& state) {
         const std::vector<Token> tokens = some_prompt(1);

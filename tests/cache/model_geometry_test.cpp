@@ -138,7 +138,8 @@ TEST_CASE("for every published model no usual choice of a huge block costs less"
     for (std::size_t i = choices.size(); i-- > 0;) {
       choices.push_back((choices[i] + problem.unit - 1) / problem.unit * problem.unit);
     }
-    for (const std::uint64_t budget : {256 * MiB, 2'048 * MiB, 16'384 * MiB, 81'920 * MiB, MiB << 20}) {
+    for (const std::uint64_t budget :
+         {256 * MiB, 2'048 * MiB, 16'384 * MiB, 81'920 * MiB, MiB << 20}) {
       CAPTURE(budget);
       std::optional<Geometry> planned;
       try {

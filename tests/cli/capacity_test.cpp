@@ -37,7 +37,8 @@ const std::vector<std::uint32_t>& conversation_lengths() {
 
 }  // namespace
 
-TEST_CASE("16 GiB hold as many requests as the joint rule allows, prefix caching on and off alike") {
+TEST_CASE(
+    "16 GiB hold as many requests as the joint rule allows, prefix caching on and off alike") {
   for (const Expected& expected : {Expected{"llama-3.1-70b", 61, 61},
                                    {"gemma-3-27b", 58, 59},
                                    {"gpt-oss-20b", 524, 530},
@@ -49,8 +50,7 @@ TEST_CASE("16 GiB hold as many requests as the joint rule allows, prefix caching
       bench::CapacityOptions options;
       options.prefix_caching = caching;
       const ModelLeaves model = model_of(expected.model, options);
-      const bench::Capacity found =
-          bench::measure_capacity(model, conversation_lengths(), options);
+      const bench::Capacity found = bench::measure_capacity(model, conversation_lengths(), options);
       CHECK(found.requests >= expected.requests);
       CHECK(found.ideal_requests == expected.ideal);
       CHECK(found.requests <= found.ideal_requests);

@@ -179,13 +179,15 @@ TEST_CASE("what shrinking unmaps goes back to the system, and what growing maps 
   CHECK(arena.map(back) == 6 * 8 * MiB);
   const Blocks states = draw(pool, 1, 6);
   for (const BlockId state : states) {
-    CHECK(std::ranges::all_of(arena.page(second, state), [](std::byte b) { return b == std::byte{0}; }));
+    CHECK(std::ranges::all_of(arena.page(second, state),
+                              [](std::byte b) { return b == std::byte{0}; }));
     std::ranges::fill(arena.page(second, state), std::byte{7});
   }
   CHECK_FALSE(pool.allocate(second));
   pool.audit();
 
-  CHECK_THROWS_AS(arena.unmap(std::vector<ByteRange>{{0, arena.bytes().size() + 1}}), InvalidArgument);
+  CHECK_THROWS_AS(arena.unmap(std::vector<ByteRange>{{0, arena.bytes().size() + 1}}),
+                  InvalidArgument);
   CHECK_THROWS_AS(arena.map(std::vector<ByteRange>{{2, 1}}), InvalidArgument);
   std::vector<std::byte> memory(pool.geometry().arena_bytes());
   CHECK_THROWS_AS(Arena::borrowed(pool.geometry(), memory).unmap(gone), InvalidArgument);

@@ -344,7 +344,8 @@ class Pool {
     return least;
   }
   /// The least valuable cached block of the class's huge blocks that are eligible.
-  std::optional<u64> least_of(int own_class, const std::function<bool(const Huge&)>& eligible) const {
+  std::optional<u64> least_of(int own_class,
+                              const std::function<bool(const Huge&)>& eligible) const {
     std::optional<u64> least;
     for (const Huge& h : huge) {
       if (h.owner != own_class || !eligible(h)) continue;

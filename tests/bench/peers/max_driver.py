@@ -89,7 +89,7 @@ jenga_cache_manager.Buffer = AddressSpace
 
 
 class Model:
-    """Cache shape of one file in ../models, as MAX parameters and as plain byte counts."""
+    """Cache shape of one file in tests/data/models, as MAX parameters and as plain byte counts."""
 
     def __init__(self, name: str, page: int, caching: bool = True):
         config = json.loads((DATA / "models" / f"{name}.json").read_text())
@@ -110,8 +110,14 @@ class Model:
 
         def attention(count, window=None):
             return MHAKVCacheParams(
-                dtype=DType.bfloat16, head_dim=width, n_kv_heads=heads, num_layers=count,
-                devices=device, enable_prefix_caching=caching, page_size=page, window_size=window,
+                dtype=DType.bfloat16,
+                head_dim=width,
+                n_kv_heads=heads,
+                num_layers=count,
+                devices=device,
+                enable_prefix_caching=caching,
+                page_size=page,
+                window_size=window,
             )
 
         children = {}  # in the order MAX's own models declare: it decides who grows first
@@ -129,7 +135,7 @@ class Model:
 
     @staticmethod
     def state_regions(config: dict, layers: int) -> tuple:
-        """Gated DeltaNet: bf16 convolution state, f32 recurrent state (../models/README.md)."""
+        """Gated DeltaNet: bf16 convolution state, f32 recurrent state."""
         if not layers:
             return ()
         k_heads, v_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
@@ -146,8 +152,11 @@ class Model:
 
     def manager(self, budget: int, longest: int, batch: int = 1, chunk: int | None = CHUNK):
         return Manager.create(
-            params=self.params, available_bytes=budget, max_batch_size=batch,
-            max_seq_len=longest, max_num_input_tokens=chunk,
+            params=self.params,
+            available_bytes=budget,
+            max_batch_size=batch,
+            max_seq_len=longest,
+            max_num_input_tokens=chunk,
         )
 
     def budget_for(self, requests: int, tokens: int, in_flight: int) -> int:
@@ -263,7 +272,7 @@ def prompt(model: Model, chunk: int | None) -> Iterator[tuple]:
     manager = model.manager(model.budget_for(2, length + 1, length), length + 1, chunk=chunk)
     hashed = request(np.arange(length, dtype=np.int64))
     for algo in ("ahash64", "sha256") if chunk is None else ():
-        times = repeats(lambda: compute_block_hashes(hashed, [], model.page, algo, None))
+        times = repeats(lambda a=algo: compute_block_hashes(hashed, [], model.page, a, None))
         yield case.replace("ahash64", algo), "hash_us", statistics.median(times) * 1e6, "us"
 
     quiet_gc()

@@ -2,8 +2,8 @@
 
     python peers.py BENCH_FOLDER [--workload NAME]... [--peer NAME=PYTHON]... [--json FILE]
 
-BENCH_FOLDER holds the built benchmarks. A peer whose Python is given is measured now, by its driver;
-of the others the recorded figures are shown. Exit code 1 if something that ran failed.
+BENCH_FOLDER holds the built benchmarks. A peer whose Python is given is measured now, by its
+driver; of the others the recorded figures are shown. Exit code 1 if something that ran failed.
 """
 
 import argparse

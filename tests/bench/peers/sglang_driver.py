@@ -49,8 +49,8 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 DATA = Path(__file__).resolve().parents[2] / "data"
 GIB = 1 << 30
 MAX_LEN = 131_072 + 4_096
-CHUNK = 8_192             # tokens one prefill step computes (chunked_prefill_size)
-UNIQUE_IDS = 1 << 30      # token ids from here on belong to one request only
+CHUNK = 8_192  # tokens one prefill step computes (chunked_prefill_size)
+UNIQUE_IDS = 1 << 30  # token ids from here on belong to one request only
 
 
 def bytes_per_token(name):
@@ -64,8 +64,9 @@ def bytes_per_token(name):
 def make_allocator(tokens, page):
     if page == 1:
         return TokenToKVPoolAllocator(tokens, torch.bfloat16, "cpu", None, False)
-    allocator = PagedTokenToKVPoolAllocator(tokens // page * page, page, torch.bfloat16, "cpu",
-                                            None, False)
+    allocator = PagedTokenToKVPoolAllocator(
+        tokens // page * page, page, torch.bfloat16, "cpu", None, False
+    )
     allocator.use_triton_kernels = False  # its torch path: Triton has no CPU target
     return allocator
 
@@ -75,15 +76,32 @@ class Engine:
         self.page = page
         self.allocator = make_allocator(tokens, page)
         self.rows = ReqToTokenPool(most_live + 1, MAX_LEN, "cpu", False)
-        self.tree = UnifiedRadixCache(CacheInitParams(
-            disable=False, req_to_token_pool=self.rows, token_to_kv_pool_allocator=self.allocator,
-            page_size=page, tree_components=(ComponentType.FULL,)))
+        self.tree = UnifiedRadixCache(
+            CacheInitParams(
+                disable=False,
+                req_to_token_pool=self.rows,
+                token_to_kv_pool_allocator=self.allocator,
+                page_size=page,
+                tree_components=(ComponentType.FULL,),
+            )
+        )
 
     def request(self, name, tokens):
         return SimpleNamespace(
-            rid=name, origin_input_ids=tokens, full_untruncated_fill_ids=tokens, kv=ReqKvInfo(),
-            extra_key=None, cache_salt=None, priority=0, session=None, session_id=None,
-            kv_rotation_base=None, lock=None, last_node=None, finished=lambda: False)
+            rid=name,
+            origin_input_ids=tokens,
+            full_untruncated_fill_ids=tokens,
+            kv=ReqKvInfo(),
+            extra_key=None,
+            cache_salt=None,
+            priority=0,
+            session=None,
+            session_id=None,
+            kv_rotation_base=None,
+            lock=None,
+            last_node=None,
+            finished=lambda: False,
+        )
 
     def fits(self, start, end):
         need = -(-end // self.page) * self.page - -(-start // self.page) * self.page
@@ -98,8 +116,11 @@ class Engine:
         else:
             evict_from_tree_cache(self.tree, end - start + self.page)
             before, after = torch.tensor([start]), torch.tensor([end])
-            last = (self.rows.req_to_token[row, start - 1 : start].long() if start
-                    else torch.tensor([-1]))
+            last = (
+                self.rows.req_to_token[row, start - 1 : start].long()
+                if start
+                else torch.tensor([-1])
+            )
             slots = self.allocator.alloc_extend(before, before, after, after, last, end - start)
         assert slots is not None
         self.rows.write((row, slice(start, end)), slots.int())
@@ -119,8 +140,10 @@ class Engine:
         request.last_node = match.last_device_node
         self.rows.alloc([request])
         request.kv.cache_protected_len = hit
-        self.rows.write((request.kv.req_pool_idx, slice(0, hit)),
-                        self.tree.path_device_indices(match.last_device_node)[:hit].int())
+        self.rows.write(
+            (request.kv.req_pool_idx, slice(0, hit)),
+            self.tree.path_device_indices(match.last_device_node)[:hit].int(),
+        )
         for start in range(hit, len(tokens), CHUNK):
             self.extend(request, start, min(start + CHUNK, len(tokens)))
         return hit
@@ -178,8 +201,13 @@ def draw(emit, page):
             samples.append((now() - start) / (len(order) * batch))
             gc.enable()
         case = f"{type(allocator).__name__} P={page}, 4096 pages, 1000 held, CPU tensors, gc off"
-        emit("draw", case, "pair_ns" if batch == 1 else "pair_ns_batch64",
-             statistics.median(samples[1:]), "ns")
+        emit(
+            "draw",
+            case,
+            "pair_ns" if batch == 1 else "pair_ns_batch64",
+            statistics.median(samples[1:]),
+            "ns",
+        )
 
 
 def prompt(emit, model, page, budget=64 * GIB):
@@ -204,16 +232,22 @@ def prompt(emit, model, page, budget=64 * GIB):
         assert miss == 0 and hit is not None
         for metric, took in zip(samples, (t1 - t0, t2 - t1, t3 - t2)):
             samples[metric].append(took / 1e3)
-    case = (f"{model} P={page} 131072 tokens, chunks of {CHUNK}, {budget // GIB} GiB, CPU tensors, "
-            f"gc off; warm hit {hit} tokens, release not in warm")
+    case = (
+        f"{model} P={page} 131072 tokens, chunks of {CHUNK}, {budget // GIB} GiB, CPU tensors, "
+        f"gc off; warm hit {hit} tokens, release not in warm"
+    )
     emit("prompt", case, "hash_us", None, "us", why="the tree compares tokens; nothing is hashed")
     for metric, values in samples.items():
         emit("prompt", case, metric, statistics.median(values[1:]), "us")
 
 
 def replay(emit, model, page, trace, limit, budget=64 * GIB, most_live=64):
-    size = {"mooncake_conversation": 512, "mooncake_synthetic": 512, "rtp_llm_online": 1024,
-            "agent_sessions": 16}[trace]
+    size = {
+        "mooncake_conversation": 512,
+        "mooncake_synthetic": 512,
+        "rtp_llm_online": 1024,
+        "agent_sessions": 16,
+    }[trace]
     with gzip.open(DATA / "traces" / f"{trace}.jsonl.gz", "rt") as file:
         rows = [json.loads(line) for line in file]
     total = len(rows)
@@ -255,8 +289,10 @@ def replay(emit, model, page, trace, limit, budget=64 * GIB, most_live=64):
     part = f", first {limit} rows" if limit else ""
     if len(rows) < min(total, limit or total):
         part += f", {min(total, limit or total) - len(rows)} empty prompts left out"
-    case = (f"{model} P={page} {trace} in file order{part}, R={most_live}, {budget // GIB} GiB, "
-            f"chunks of {CHUNK}, CPU tensors, gc off")
+    case = (
+        f"{model} P={page} {trace} in file order{part}, R={most_live}, {budget // GIB} GiB, "
+        f"chunks of {CHUNK}, CPU tensors, gc off"
+    )
     note = f"{cut_short} retired requests could not grow by their whole output"
     emit("replay", case, "hit_tokens_pct", 100 * hit_tokens / prompt_tokens, "%", note=note)
     emit("replay", case, "refused", refused, "requests")
@@ -275,9 +311,21 @@ def main():
 
     def emit(workload, case, metric, value, unit, **extra):
         value = value if value is None else round(value, 3)
-        print(json.dumps({"system": f"sglang {version('sglang')}", "workload": workload,
-                          "case": case, "metric": metric, "value": value, "unit": unit, **extra}),
-              file=args.out, flush=True)
+        print(
+            json.dumps(
+                {
+                    "system": f"sglang {version('sglang')}",
+                    "workload": workload,
+                    "case": case,
+                    "metric": metric,
+                    "value": value,
+                    "unit": unit,
+                    **extra,
+                }
+            ),
+            file=args.out,
+            flush=True,
+        )
 
     wanted = {args.workload} if args.workload != "all" else {"draw", "prompt", "replay"}
     if "draw" in wanted:

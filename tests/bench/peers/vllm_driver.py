@@ -50,38 +50,51 @@ from vllm.config import CacheConfig
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.mamba.abstract import MambaBase, get_mamba_prefill_checkpoint_grid
 from vllm.model_executor.models import ModelRegistry
-from vllm.model_executor.models.config import (HybridAttentionMambaModelConfig,
-                                               NemotronHForCausalLMConfig)
+from vllm.model_executor.models.config import (
+    HybridAttentionMambaModelConfig,
+    NemotronHForCausalLMConfig,
+)
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
-from vllm.v1.attention.backends.utils import (get_supported_kv_cache_layouts,
-                                              resolve_kv_cache_layout)
+from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts, resolve_kv_cache_layout
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.kv_cache_planning import (_pool_bytes_per_block, get_global_kv_cache_groups,
-                                            get_kv_cache_config_from_groups)
-from vllm.v1.core.kv_cache_utils import (get_request_block_hasher, init_none_hash,
-                                         resolve_kv_cache_block_sizes)
+from vllm.v1.core.kv_cache_planning import (
+    _pool_bytes_per_block,
+    get_global_kv_cache_groups,
+    get_kv_cache_config_from_groups,
+)
+from vllm.v1.core.kv_cache_utils import (
+    get_request_block_hasher,
+    init_none_hash,
+    resolve_kv_cache_block_sizes,
+)
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-from vllm.v1.kv_cache_interface import (AttentionSpec, CrossAttentionSpec, FullAttentionSpec,
-                                        MambaSpec, SlidingWindowSpec)
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.request import Request
 from vllm.v1.worker.block_table import MultiGroupBlockTable, SlotMappingMode
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 GIB = 1 << 30
 MAX_MODEL_LEN = 131_072
-CHUNK = 8_192             # tokens one prefill step computes
-UNIQUE_IDS = 1 << 30      # token ids from here on belong to one request only
-GDN_ALIGNMENT = 64        # FlashInfer Gated DeltaNet prefill, the default on SM90
+CHUNK = 8_192  # tokens one prefill step computes
+UNIQUE_IDS = 1 << 30  # token ids from here on belong to one request only
+GDN_ALIGNMENT = 64  # FlashInfer Gated DeltaNet prefill, the default on SM90
 SAMPLING = SamplingParams(max_tokens=1)
 
 
 # --- models: one stand-in per layer that owns cache ---------------------------------------------
+
 
 class AttentionLayer(AttentionLayerBase):
     """Full (window None), sliding-window, or cross attention, bf16."""
@@ -137,8 +150,11 @@ class StateLayer(MambaBase):
         spec = super().get_kv_cache_spec(config)
         if self.checkpoint_alignment is None:
             return spec
-        return replace(spec, num_prefill_checkpoint_blocks=1,
-                       prefill_checkpoint_alignment=get_mamba_prefill_checkpoint_grid(config))
+        return replace(
+            spec,
+            num_prefill_checkpoint_blocks=1,
+            prefill_checkpoint_alignment=get_mamba_prefill_checkpoint_grid(config),
+        )
 
     def bytes_needed(self, tokens):
         return MambaSpec(block_size=1, shapes=self.shapes, dtypes=self.dtypes).page_size_bytes
@@ -162,11 +178,12 @@ def layer_kinds(text):
 @dataclass
 class Plan:
     """A model laid out by vLLM's own planner."""
+
     config: SimpleNamespace
     layers: list
     groups: list
-    slab_bytes: int   # bytes that one block id stands for
-    label: str        # "model P=..."
+    slab_bytes: int  # bytes that one block id stands for
+    label: str  # "model P=..."
     caching: bool
 
     def bytes_needed(self, tokens):
@@ -176,20 +193,30 @@ class Plan:
         return get_kv_cache_config_from_groups(self.config, self.groups, budget)
 
     def describe(self):
-        names = {"FullAttentionSpec": "full", "SlidingWindowSpec": "window", "MambaSpec": "state",
-                 "CrossAttentionSpec": "cross"}
+        names = {
+            "FullAttentionSpec": "full",
+            "SlidingWindowSpec": "window",
+            "MambaSpec": "state",
+            "CrossAttentionSpec": "cross",
+        }
         width = max(len(group.layer_names) for group in self.groups)
         lost = sum(width - len(group.layer_names) for group in self.groups)
-        groups = ", ".join(f"{names[type(g.kv_cache_spec).__name__]} x{len(g.layer_names)} "
-                           f"block {g.kv_cache_spec.block_size}" for g in self.groups)
-        state = next((g.kv_cache_spec for g in self.groups
-                      if isinstance(g.kv_cache_spec, MambaSpec)), None)
+        groups = ", ".join(
+            f"{names[type(g.kv_cache_spec).__name__]} x{len(g.layer_names)} "
+            f"block {g.kv_cache_spec.block_size}"
+            for g in self.groups
+        )
+        state = next(
+            (g.kv_cache_spec for g in self.groups if isinstance(g.kv_cache_spec, MambaSpec)), None
+        )
         padding = ""
         if state:
             real, padded = state.real_page_size_bytes, state.page_size_bytes
             padding = f"; state {real} B padded to {padded} B ({padded / real - 1:.2%})"
-        return (f"{len(self.groups)} groups ({groups}); {lost} empty layer slots; "
-                f"slab {self.slab_bytes} B{padding}")
+        return (
+            f"{len(self.groups)} groups ({groups}); {lost} empty layer slots; "
+            f"slab {self.slab_bytes} B{padding}"
+        )
 
 
 def make_plan(name, page, retention="tail", state_dtype="float32", match_unit=None, caching=True):
@@ -199,26 +226,47 @@ def make_plan(name, page, retention="tail", state_dtype="float32", match_unit=No
     heads = text["num_key_value_heads"]
     head_dim = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     caching = caching and "cross" not in kinds  # CrossAttentionManager refuses prefix caching
-    cache = CacheConfig(block_size=page, enable_prefix_caching=caching,
-                        prefix_cache_retention_interval=None if retention == "dense" else 0,
-                        prefix_match_unit=match_unit, mamba_ssm_cache_dtype=state_dtype)
+    cache = CacheConfig(
+        block_size=page,
+        enable_prefix_caching=caching,
+        prefix_cache_retention_interval=None if retention == "dense" else 0,
+        prefix_match_unit=match_unit,
+        mamba_ssm_cache_dtype=state_dtype,
+    )
     hf = SimpleNamespace(**text)
     config = SimpleNamespace(
         cache_config=cache,
         model_config=SimpleNamespace(
-            architecture=model["architectures"][0], architectures=model["architectures"],
-            hf_config=hf, hf_text_config=hf, dtype=torch.bfloat16, max_model_len=MAX_MODEL_LEN,
-            use_mla=False, is_hybrid="state" in kinds, model_impl="vllm", convert_type="none",
-            runner_type="generate", supports_kv_cache_grouping=False,
-            get_num_kv_heads=lambda parallel: heads, get_head_size=lambda: head_dim),
+            architecture=model["architectures"][0],
+            architectures=model["architectures"],
+            hf_config=hf,
+            hf_text_config=hf,
+            dtype=torch.bfloat16,
+            max_model_len=MAX_MODEL_LEN,
+            use_mla=False,
+            is_hybrid="state" in kinds,
+            model_impl="vllm",
+            convert_type="none",
+            runner_type="generate",
+            supports_kv_cache_grouping=False,
+            get_num_kv_heads=lambda parallel: heads,
+            get_head_size=lambda: head_dim,
+        ),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, decode_context_parallel_size=1),
         scheduler_config=SimpleNamespace(
-            enable_chunked_prefill=True, max_num_encoder_input_tokens=CHUNK,
-            disable_hybrid_kv_cache_manager=False, long_prefill_token_threshold=0),
+            enable_chunked_prefill=True,
+            max_num_encoder_input_tokens=CHUNK,
+            disable_hybrid_kv_cache_manager=False,
+            long_prefill_token_threshold=0,
+        ),
         compilation_config=SimpleNamespace(static_forward_context={}),
         attention_config=SimpleNamespace(hisparse_config=None),
-        speculative_config=None, kv_transfer_config=None, num_speculative_tokens=0,
-        num_prefill_lookahead_tokens=0, max_in_flight_tokens=CHUNK)
+        speculative_config=None,
+        kv_transfer_config=None,
+        num_speculative_tokens=0,
+        num_prefill_lookahead_tokens=0,
+        max_in_flight_tokens=CHUNK,
+    )
 
     if "state" in kinds:
         kind, alignment = MambaAttentionBackendEnum.MAMBA2, None
@@ -228,16 +276,23 @@ def make_plan(name, page, retention="tail", state_dtype="float32", match_unit=No
             kind = MambaAttentionBackendEnum.GDN_ATTN
             alignment = GDN_ALIGNMENT if caching else None
         HybridAttentionMambaModelConfig.verify_and_update_config(config)
-        model_class, _ = ModelRegistry.resolve_model_cls(model["architectures"],
-                                                         config.model_config)
+        model_class, _ = ModelRegistry.resolve_model_cls(
+            model["architectures"], config.model_config
+        )
         shapes = model_class.get_mamba_state_shape_from_config(config)
         dtypes = model_class.get_mamba_state_dtype_from_config(config)
     layers = {}
     for i, layer in enumerate(kinds):
         layers[f"layers.{i}"] = (
-            StateLayer(shapes, dtypes, kind, alignment) if layer == "state" else
-            AttentionLayer(heads, head_dim, text["sliding_window"] if layer == "window" else None,
-                           cross=layer == "cross"))
+            StateLayer(shapes, dtypes, kind, alignment)
+            if layer == "state"
+            else AttentionLayer(
+                heads,
+                head_dim,
+                text["sliding_window"] if layer == "window" else None,
+                cross=layer == "cross",
+            )
+        )
     config.compilation_config.static_forward_context = layers
     current_platform.update_block_size_for_backend(config)
     specs = {name: layer.get_kv_cache_spec(config) for name, layer in layers.items()}
@@ -257,29 +312,47 @@ def make_plan(name, page, retention="tail", state_dtype="float32", match_unit=No
 
 # --- the manager, called as the scheduler calls it ----------------------------------------------
 
+
 class Engine:
     def __init__(self, plan, budget, hash_name="sha256"):
         kv_config = plan.kv_config(budget)
         scheduler_block, hash_block = resolve_kv_cache_block_sizes(kv_config, plan.config)
-        self.manager = KVCacheManager(kv_config, MAX_MODEL_LEN, scheduler_block, hash_block,
-                                      max_in_flight_tokens=CHUNK, enable_caching=plan.caching)
+        self.manager = KVCacheManager(
+            kv_config,
+            MAX_MODEL_LEN,
+            scheduler_block,
+            hash_block,
+            max_in_flight_tokens=CHUNK,
+            enable_caching=plan.caching,
+        )
         hash_fn = get_hash_fn_by_name(hash_name)
         init_none_hash(hash_fn)
         self.hasher = get_request_block_hasher(hash_block, hash_fn) if plan.caching else None
-        state = next((g.kv_cache_spec for g in plan.groups
-                      if isinstance(g.kv_cache_spec, MambaSpec) and plan.caching), None)
+        state = next(
+            (
+                g.kv_cache_spec
+                for g in plan.groups
+                if isinstance(g.kv_cache_spec, MambaSpec) and plan.caching
+            ),
+            None,
+        )
         self.state_block = state.block_size if state else None  # a step must end on its boundary
         coordinator = self.manager.coordinator
         # What Scheduler._mamba_block_aligned_split reads of the scheduler.
         self.split = state and SimpleNamespace(
-            cache_config=plan.config.cache_config, scheduler_config=plan.config.scheduler_config,
-            block_size=scheduler_block, hash_block_size=hash_block, max_num_scheduled_tokens=CHUNK,
-            num_hash_lookahead_tokens=0, use_eagle_block_drop=False,
+            cache_config=plan.config.cache_config,
+            scheduler_config=plan.config.scheduler_config,
+            block_size=scheduler_block,
+            hash_block_size=hash_block,
+            max_num_scheduled_tokens=CHUNK,
+            num_hash_lookahead_tokens=0,
+            use_eagle_block_drop=False,
             mamba_partial_cache_hit=hash_block < scheduler_block
             and coordinator.enable_partial_hash_hits,
             mamba_has_prefill_checkpoint_blocks=state.num_prefill_checkpoint_blocks > 0,
             mamba_prefill_checkpoint_alignment=state.prefill_checkpoint_alignment,
-            mamba_shared_prefix_checkpoint=False)
+            mamba_shared_prefix_checkpoint=False,
+        )
 
     def request(self, name, tokens):
         return Request(name, tokens, SAMPLING, None, block_hasher=self.hasher)
@@ -304,8 +377,17 @@ class Engine:
         manager.new_step_starts()
         blocks, hit, request.shared_prefix_boundary = manager.get_computed_blocks(request)
         tokens = self.chunk(request, hit)
-        if manager.allocate_slots(request, tokens, hit, blocks, num_encoder_tokens=encoder_tokens,
-                                  full_sequence_must_fit=True) is None:
+        if (
+            manager.allocate_slots(
+                request,
+                tokens,
+                hit,
+                blocks,
+                num_encoder_tokens=encoder_tokens,
+                full_sequence_must_fit=True,
+            )
+            is None
+        ):
             return None
         request.num_computed_tokens = hit + tokens
         self.settle()
@@ -346,6 +428,7 @@ class Engine:
 
 # --- workloads ----------------------------------------------------------------------------------
 
+
 def now():
     return time.perf_counter_ns()
 
@@ -382,8 +465,13 @@ def draw(emit):
             samples.append((now() - start) / (len(order) * batch))
             gc.enable()
         name = "pair_ns" if batch == 1 else "pair_ns_batch64"
-        emit("draw", "BlockPool of 4096, 1000 held, caching on, gc off", name,
-             statistics.median(samples[1:]), "ns")
+        emit(
+            "draw",
+            "BlockPool of 4096, 1000 held, caching on, gc off",
+            name,
+            statistics.median(samples[1:]),
+            "ns",
+        )
 
 
 def prompt(emit, plan, retention, hash_name):
@@ -410,8 +498,10 @@ def prompt(emit, plan, retention, hash_name):
         assert miss == 0 and hit is not None
         for metric, took in zip(samples, (t1 - t0, t2 - t1, t3 - t2, t4 - t3)):
             samples[metric].append(took / 1e3)
-    case = (f"{plan.label} 131072 tokens, {hash_name}, retention={retention}, chunks of {CHUNK}, "
-            f"64 GiB, gc off; warm hit {hit} tokens, release not in warm")
+    case = (
+        f"{plan.label} 131072 tokens, {hash_name}, retention={retention}, chunks of {CHUNK}, "
+        f"64 GiB, gc off; warm hit {hit} tokens, release not in warm"
+    )
     for metric, values in samples.items():
         emit("prompt", case, metric, statistics.median(values[1:]), "us")
 
@@ -433,9 +523,14 @@ def decode(emit, plan, retention, hash_name, lengths):
         engine = Engine(plan, blocks * plan.slab_bytes, hash_name)
         manager = engine.manager
         table = MultiGroupBlockTable(
-            batch, batch, False, torch.device("cpu"), [spec.block_size for spec in specs],
+            batch,
+            batch,
+            False,
+            torch.device("cpu"),
+            [spec.block_size for spec in specs],
             [spec.max_num_blocks_per_req(plan.config, MAX_MODEL_LEN) for spec in specs],
-            slot_mapping_modes=[SlotMappingMode.NONE] * len(specs))
+            slot_mapping_modes=[SlotMappingMode.NONE] * len(specs),
+        )
         shared = list(range(length - 1))
         requests = []
         for row in range(batch):
@@ -453,7 +548,7 @@ def decode(emit, plan, retention, hash_name, lengths):
         for step in range(warm_up + steps):
             token = UNIQUE_IDS + batch + step
             t0 = now()
-            for request in requests:            # last step's sampled token; hashes a filled page
+            for request in requests:  # last step's sampled token; hashes a filled page
                 request.append_output_token_ids(token)
             t1 = now()
             manager.new_step_starts()
@@ -469,18 +564,22 @@ def decode(emit, plan, retention, hash_name, lengths):
                     table.append_row(ids, row)
             positions += 1
             lengths_now += 1
-            for i in attention:                 # vLLM does this part in a GPU kernel
+            for i in attention:  # vLLM does this part in a GPU kernel
                 block_size = specs[i].block_size
-                slots[i] = (table[i].block_table.np[rows, positions // block_size] * block_size
-                            + positions % block_size)
+                slots[i] = (
+                    table[i].block_table.np[rows, positions // block_size] * block_size
+                    + positions % block_size
+                )
             t3 = now()
             parts.append((t3 - t0, t1 - t0, t2 - t1, t3 - t2))
         gc.enable()
         parts = np.array(parts[warm_up:]) / 1e3
         keys = f"retention={retention}, {hash_name}" if plan.caching else "prefix caching off"
-        case = (f"{plan.label} L={length} B=256, {keys}, "
-                f"{len(specs)} groups, BlockTable rows, numpy slot mapping, gc off; "
-                "no scheduler queues, no copy to a device")
+        case = (
+            f"{plan.label} L={length} B=256, {keys}, "
+            f"{len(specs)} groups, BlockTable rows, numpy slot mapping, gc off; "
+            "no scheduler queues, no copy to a device"
+        )
         emit("decode", case, "step_us_median", float(np.median(parts[:, 0])), "us")
         emit("decode", case, "step_us_p99", float(np.percentile(parts[:, 0], 99)), "us")
         emit("decode", case, "step_us_mean", float(parts[:, 0].mean()), "us")
@@ -489,8 +588,12 @@ def decode(emit, plan, retention, hash_name, lengths):
 
 
 def trace_rows(name):
-    sizes = {"mooncake_conversation": 512, "mooncake_synthetic": 512, "rtp_llm_online": 1024,
-             "agent_sessions": 16}
+    sizes = {
+        "mooncake_conversation": 512,
+        "mooncake_synthetic": 512,
+        "rtp_llm_online": 1024,
+        "agent_sessions": 16,
+    }
     with gzip.open(DATA / "traces" / f"{name}.jsonl.gz", "rt") as file:
         return sizes[name], [json.loads(line) for line in file]
 
@@ -537,23 +640,35 @@ def replay(emit, plan, retention, hash_name, trace, limit, budget, most_live=64)
     part = f", first {limit} rows" if limit else ""
     if len(rows) < min(total, limit or total):
         part += f", {min(total, limit or total) - len(rows)} empty prompts left out"
-    case = (f"{plan.label} {trace} in file order{part}, R={most_live}, {budget // GIB} GiB, "
-            f"retention={retention}, {hash_name}, chunks of {CHUNK}, gc off")
+    case = (
+        f"{plan.label} {trace} in file order{part}, R={most_live}, {budget // GIB} GiB, "
+        f"retention={retention}, {hash_name}, chunks of {CHUNK}, gc off"
+    )
     note = f"{cut_short} retired requests could not grow by their whole output"
     emit("replay", case, "hit_tokens_pct", 100 * hit_tokens / prompt_tokens, "%", note=note)
     emit("replay", case, "refused", refused, "requests")
     emit("replay", case, "us_per_request", spent / 1e3 / len(rows), "us")
-    emit("replay", case, "hash_us_per_request", hashing / 1e3 / len(rows), "us",
-         note="part of us_per_request: Request() with its block hashes")
+    emit(
+        "replay",
+        case,
+        "hash_us_per_request",
+        hashing / 1e3 / len(rows),
+        "us",
+        note="part of us_per_request: Request() with its block hashes",
+    )
 
 
 def capacity(emit, plan, hash_name, budget=16 * GIB, encoder_tokens=0):
     with gzip.open(DATA / "traces" / "azure_llm_2023_conv.csv.gz", "rt") as file:
         rows = [(int(r["ContextTokens"]), int(r["GeneratedTokens"])) for r in csv.DictReader(file)]
-    image = sum(encoder_tokens * 4 * layer.shape["num_kv_heads"] * layer.shape["head_size"]
-                for layer in plan.layers if getattr(layer, "cross", False))
-    totals = np.cumsum([plan.bytes_needed(context + generated) + image
-                        for context, generated in rows])
+    image = sum(
+        encoder_tokens * 4 * layer.shape["num_kv_heads"] * layer.shape["head_size"]
+        for layer in plan.layers
+        if getattr(layer, "cross", False)
+    )
+    totals = np.cumsum(
+        [plan.bytes_needed(context + generated) + image for context, generated in rows]
+    )
     engine = Engine(plan, budget, hash_name)
     admitted = next_id = 0
     for index, (context, generated) in enumerate(rows):
@@ -565,8 +680,10 @@ def capacity(emit, plan, hash_name, budget=16 * GIB, encoder_tokens=0):
         if not all(engine.grow(request, [token]) for token in outputs):
             break
         admitted += 1
-    case = (f"{plan.label} azure_llm_2023_conv, {budget // GIB} GiB, prefix caching "
-            f"{'on' if plan.caching else 'off'}, prompt in chunks of {CHUNK}, then token by token")
+    case = (
+        f"{plan.label} azure_llm_2023_conv, {budget // GIB} GiB, prefix caching "
+        f"{'on' if plan.caching else 'off'}, prompt in chunks of {CHUNK}, then token by token"
+    )
     if encoder_tokens:
         case += f", one image of {encoder_tokens} tokens each"
     note = f"{plan.describe()}; {engine.manager.block_pool.num_gpu_blocks} blocks"
@@ -578,13 +695,20 @@ def capacity(emit, plan, hash_name, budget=16 * GIB, encoder_tokens=0):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workload", default="all",
-                        choices=["draw", "prompt", "decode", "replay", "capacity", "all"])
+    parser.add_argument(
+        "--workload",
+        default="all",
+        choices=["draw", "prompt", "decode", "replay", "capacity", "all"],
+    )
     parser.add_argument("--model", default="llama-3.1-70b")
     parser.add_argument("--page", type=int, default=16)
     parser.add_argument("--trace", default="mooncake_conversation")
-    parser.add_argument("--retention", default="tail", choices=["dense", "tail"],
-                        help="window and state checkpoints: every page, or vLLM's default")
+    parser.add_argument(
+        "--retention",
+        default="tail",
+        choices=["dense", "tail"],
+        help="window and state checkpoints: every page, or vLLM's default",
+    )
     parser.add_argument("--hash", default="sha256", help="prefix_caching_hash_algo")
     parser.add_argument("--rows", type=int, help="replay only the first ROWS requests")
     parser.add_argument("--gib", type=int, default=64, help="budget of replay")
@@ -598,9 +722,21 @@ def main():
 
     def emit(workload, case, metric, value, unit, **extra):
         value = value if value is None else round(value, 3)
-        print(json.dumps({"system": f"vllm {vllm.__version__}", "workload": workload, "case": case,
-                          "metric": metric, "value": value, "unit": unit, **extra}),
-              file=args.out, flush=True)
+        print(
+            json.dumps(
+                {
+                    "system": f"vllm {vllm.__version__}",
+                    "workload": workload,
+                    "case": case,
+                    "metric": metric,
+                    "value": value,
+                    "unit": unit,
+                    **extra,
+                }
+            ),
+            file=args.out,
+            flush=True,
+        )
 
     names = ["draw", "prompt", "decode", "replay", "capacity"]
     wanted = names if args.workload == "all" else [args.workload]
@@ -608,14 +744,26 @@ def main():
         draw(emit)
     if wanted == ["draw"]:
         return
-    plan = make_plan(args.model, args.page, args.retention, args.state_dtype, args.match_unit,
-                     not args.no_caching)
+    plan = make_plan(
+        args.model,
+        args.page,
+        args.retention,
+        args.state_dtype,
+        args.match_unit,
+        not args.no_caching,
+    )
     for name, metric in (("prompt", "warm_us"), ("replay", "hit_tokens_pct")):
         if name in wanted and not plan.caching:
             wanted = [other for other in wanted if other != name]
-            emit(name, plan.label, metric, None, "",
-                 why="no prefix caching: vLLM refuses it next to cross attention, and dropped "
-                     "MllamaForConditionalGeneration after 0.10.2")
+            emit(
+                name,
+                plan.label,
+                metric,
+                None,
+                "",
+                why="no prefix caching: vLLM refuses it next to cross attention, and dropped "
+                "MllamaForConditionalGeneration after 0.10.2",
+            )
     if "prompt" in wanted:
         prompt(emit, plan, args.retention, args.hash)
     if "decode" in wanted:
