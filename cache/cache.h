@@ -4,9 +4,13 @@
 //   state_shapes.h   the shapes of recurrent states
 //   model_config.h   a published config.json read into one such spec per layer
 //   model_leaves.h   leaves composed from the specs
+//   tensor.h         views of memory, exchanged by DLPack
+//   kv_cache.h       KVCache: slots, steps and tensors of one model
 #pragma once
 
+#include "kvleaf/cache/kv_cache.h"      // IWYU pragma: export
 #include "kvleaf/cache/layer_spec.h"    // IWYU pragma: export
 #include "kvleaf/cache/model_config.h"  // IWYU pragma: export
 #include "kvleaf/cache/model_leaves.h"  // IWYU pragma: export
 #include "kvleaf/cache/state_shapes.h"  // IWYU pragma: export
+#include "kvleaf/cache/tensor.h"        // IWYU pragma: export

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "kvleaf/leaf/errors.h"
+
 namespace kvleaf {
 namespace {
 
@@ -50,6 +52,32 @@ bool StateCache::operator==(const StateCache& other) const {
   return std::ranges::equal(slabs, other.slabs, [](const Slab& a, const Slab& b) {
     return a.name == b.name && a.shape == b.shape && a.dtype == b.dtype;
   });
+}
+
+KVLayerSpec KVLayerSpec::state(const LayerState& state) {
+  StateCache cache;
+  for (std::size_t i = 0; i < state.conv.size(); ++i) {
+    const LayerState::Window& window = state.conv[i];
+    if (window.dim == 0 || window.width == 0)
+      throw InvalidArgument(fmt::format(
+          "state: convolution window {} is [{}, {}]; expected a dim and a width of 1 or more", i,
+          window.dim, window.width));
+    cache.slabs.push_back({.name = state.conv.size() == 1 ? "conv" : fmt::format("conv_{}", i),
+                           .shape = {window.dim, window.width},
+                           .dtype = state.conv_dtype.value_or(state.dtype)});
+  }
+  const bool any = state.heads > 0 || state.k_dim > 0 || state.v_dim > 0;
+  if (any && (state.heads == 0 || state.k_dim == 0 || state.v_dim == 0))
+    throw InvalidArgument(
+        fmt::format("state: heads {}, k_dim {}, v_dim {}; expected all of them 1 or more, or none",
+                    state.heads, state.k_dim, state.v_dim));
+  if (any)
+    cache.slabs.push_back({.name = "recurrent",
+                           .shape = {state.heads, state.k_dim, state.v_dim},
+                           .dtype = state.dtype});
+  if (cache.slabs.empty())
+    throw InvalidArgument("state: it has neither a convolution window nor heads; expected one");
+  return {{std::move(cache)}};
 }
 
 KVLayerSpec KVLayerSpec::with(LayerCache cache) const {

@@ -49,6 +49,21 @@ struct StateCache {
   bool operator==(const StateCache&) const;
 };
 
+/// The same in a state layer's usual numbers. Slabs: "conv" (or "conv_0", "conv_1", …),
+/// "recurrent".
+struct LayerState {
+  struct Window {
+    std::uint32_t dim = 0;
+    std::uint32_t width = 0;  // inputs kept
+  };
+  std::vector<Window> conv = {};
+  std::uint32_t heads = 0;  // 0: no recurrent slab
+  std::uint32_t k_dim = 0;
+  std::uint32_t v_dim = 0;
+  DType dtype = DType::float32;
+  std::optional<DType> conv_dtype = {};  // none: dtype
+};
+
 /// Keys and values of an encoder's tokens.
 struct CrossAttentionCache {
   std::uint32_t kv_heads = 0;
@@ -71,6 +86,8 @@ struct KVLayerSpec {
   static KVLayerSpec attention(AttentionCache cache) { return {{cache}}; }
   static KVLayerSpec latent(std::uint32_t width) { return {{LatentCache{.width = width}}}; }
   static KVLayerSpec state(StateCache cache) { return {{std::move(cache)}}; }
+  /// Throws InvalidArgument for no slab at all, or a zero in one.
+  static KVLayerSpec state(const LayerState& state);
   static KVLayerSpec cross_attention(std::uint32_t kv_heads, std::uint32_t head_dim) {
     return {{CrossAttentionCache{.kv_heads = kv_heads, .head_dim = head_dim}}};
   }

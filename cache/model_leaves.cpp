@@ -149,6 +149,7 @@ void make_leaves(const std::vector<Share>& shares, const LeavesOptions& options,
                  ModelLeaves& model) {
   model.leaves.clear();
   model.layers_of.clear();
+  model.holds.clear();
   for (const Share& share : shares) {
     const std::uint32_t size = static_cast<std::uint32_t>(share.layers.size()) / share.parts;
     for (std::uint32_t part = 0; part < share.parts; ++part) {
@@ -158,6 +159,7 @@ void make_leaves(const std::vector<Share>& shares, const LeavesOptions& options,
       for (Leaf& leaf : std::visit(LeafMaker(id, size, options, model.config), share.cache)) {
         model.leaves.push_back(std::move(leaf));
         model.layers_of.emplace_back(first, first + size);
+        model.holds.push_back(share.cache);
       }
     }
   }

@@ -65,6 +65,8 @@ struct ModelLeaves {
   /// Per leaf, the layers of the model whose entries it holds, ascending. Layers that read
   /// another's entries are not among them: config.layers says which they read.
   std::vector<std::vector<std::uint32_t>> layers_of;
+  /// Per leaf, what it holds of each of those layers; beside quantised values, their scales too.
+  std::vector<LayerCache> holds;
   std::vector<StateSplit> splits;  // with a budget, one per state leaf
   ModelConfig config;
 };

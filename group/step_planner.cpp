@@ -707,6 +707,16 @@ void StepPlanner::settle(StepId step, std::span<const Kept> kept) {
 std::vector<std::pair<RequestId, std::uint32_t>> StepPlanner::abandon(StepId step) {
   return impl_->manager_.abandon(step);
 }
+void StepPlanner::withdraw(StepId step) {
+  BlockManager::Impl& core = impl_->core_;
+  if (core.record_of(step.value()) == nullptr || step.value() + 1 != core.next_step_) {
+    throw StepError(fmt::format("step {} cannot be taken back: {}", step.value(),
+                                core.first_step_ == core.next_step_
+                                    ? "no step is in flight"
+                                    : fmt::format("step {} was begun last", core.next_step_ - 1)));
+  }
+  core.abandon(step, BlockManager::Impl::DeviceWork::never_ran);
+}
 BlockManager& StepPlanner::manager() noexcept { return impl_->manager_; }
 const PlannerOptions& StepPlanner::options() const noexcept { return impl_->options_; }
 

@@ -81,6 +81,9 @@ class StepPlanner {
                        std::optional<std::uint32_t> pad_to = {});
   void settle(StepId step, std::span<const Kept> kept = {});
   std::vector<std::pair<RequestId, std::uint32_t>> abandon(StepId step);
+  /// Takes back the step planned last, of which nothing ran on the device: as if it had not been
+  /// planned, but for what it evicted. Throws StepError for any other step.
+  void withdraw(StepId step);
 
   BlockManager& manager() noexcept;
   const PlannerOptions& options() const noexcept;
