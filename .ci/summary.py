@@ -61,6 +61,9 @@ def main(log: Path) -> int:
     for test in tests:
         count = count_test(test)
         total += count
+        if test["result"] == "SKIP":
+            said = test.get("stdout", "").strip().splitlines()
+            print(f"{test['name']}: {said[-1] if said else 'skipped'}")
         if count.failed:
             print(f"\n==== {test['name']}: {test['result']} " + "=" * 40)
             print(test.get("stdout", "") + test.get("stderr", ""))

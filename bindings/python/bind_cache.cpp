@@ -22,6 +22,16 @@ std::optional<DType> optional_dtype(nb::handle dtype) {
   return dtype.is_none() ? std::nullopt : std::optional(dtype_of_python(dtype));
 }
 
+/// JSON of a dict. Python writes infinities (mamba's time_step_limit) as words that JSON does not have;
+/// no shape depends on one, so they become null.
+std::string json_of(nb::handle config) {
+  const nb::module_ json = nb::module_::import_("json");
+  const nb::object null = nb::cpp_function([](nb::handle) { return nb::none(); });
+  const nb::object strict =
+      json.attr("loads")(json.attr("dumps")(config), nb::arg("parse_constant") = null);
+  return nb::cast<std::string>(json.attr("dumps")(strict));
+}
+
 Leaves leaves_of(nb::handle config, Whole tokens_per_page, nb::handle dtype, nb::handle kv_dtype,
                  Whole tensor_parallel, const OptionalWhole& budget_bytes, Whole expected_tokens) {
   LeavesOptions options;
@@ -33,7 +43,7 @@ Leaves leaves_of(nb::handle config, Whole tokens_per_page, nb::handle dtype, nb:
   options.expected_tokens = expected_tokens.u32("expected_tokens");
 
   if (PyDict_Check(config.ptr())) {
-    const auto json = nb::cast<std::string>(nb::module_::import_("json").attr("dumps")(config));
+    const std::string json = json_of(config);
     const nb::gil_scoped_release release;
     return leaves_from_json(json, options);
   }

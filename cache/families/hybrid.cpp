@@ -98,21 +98,49 @@ void bamba(const Source& source, ModelConfig& model) {
 }
 
 void granite_hybrid(const Source& source, ModelConfig& model) {
-  model.layers = attention_or_state(source.text, "attention", "mamba",
-                                    [&] { return mamba2_slabs(source.text, model, granite_keys); });
+  const AttentionCache heads = attention_heads(source.text);
+  const auto attention = [&](std::uint32_t) { return KVLayerSpec::attention(heads); };
+  const auto state = [&](std::uint32_t) {
+    return KVLayerSpec::state(mamba2_slabs(source.text, model, granite_keys));
+  };
+  // The published names, and those that newer releases of transformers write.
+  const std::vector<LayerType> types = {{"attention", attention},
+                                        {"mamba", state},
+                                        {"full_attention", attention},
+                                        {"linear_attention", state}};
+  model.layers = layers_by_name(source.text, "layer_types", types);
 }
 
 void nemotron_h(const Source& source, ModelConfig& model) {
   const ConfigReader& text = source.text;
+  const AttentionCache heads = attention_heads(text);
+  const StateCache state = mamba2_slabs(
+      text, model,
+      {"mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"});
+  if (!text.has("hybrid_override_pattern") && text.has("layers_block_type")) {
+    // What newer releases of transformers write: names, and no count of layers beside them.
+    const std::vector<std::string> names = text.words("layers_block_type");
+    for (std::size_t layer = 0; layer < names.size(); ++layer) {
+      if (names[layer] == "linear_attention" || names[layer] == "mamba")
+        model.layers.push_back(KVLayerSpec::state(state));
+      else if (names[layer] == "full_attention" || names[layer] == "attention")
+        model.layers.push_back(KVLayerSpec::attention(heads));
+      else if (names[layer] == "mlp" || names[layer] == "moe")
+        model.layers.push_back(KVLayerSpec::none());
+      else
+        text.fail(fmt::format("layers_block_type[{}]", layer),
+                  fmt::format("is the unknown layer type \"{}\"; expected \"linear_attention\", "
+                              "\"full_attention\", \"mlp\" or \"moe\". To add a type, give its "
+                              "family in cache/families a rule, or make the leaves by hand",
+                              names[layer]));
+    }
+    return;
+  }
   const std::string pattern = text.word("hybrid_override_pattern");
   if (pattern.size() != layer_count(text))
     text.fail("hybrid_override_pattern",
               fmt::format("has {} letters; expected one per layer, num_hidden_layers {}",
                           pattern.size(), layer_count(text)));
-  const AttentionCache heads = attention_heads(text);
-  const StateCache state = mamba2_slabs(
-      text, model,
-      {"mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"});
   model.layers = by_index(text, [&](std::uint32_t layer) {
     switch (pattern[layer]) {
       case 'M': return KVLayerSpec::state(state);

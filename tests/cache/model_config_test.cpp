@@ -359,6 +359,31 @@ TEST_CASE("mamba_ssm_dtype decides the recurrent slab, the model's dtype the con
   CHECK(both.at(1).dtype == DType::bfloat16);
 }
 
+TEST_CASE("layer names as newer releases of transformers write them are read") {
+  nlohmann::json json = model_json("nemotron-3-nano-30b-a3b");
+  const std::vector<KVLayerSpec> published = parse(json).layers;
+  nlohmann::json names = nlohmann::json::array();
+  for (const char letter : json["hybrid_override_pattern"].get<std::string>())
+    names.push_back(letter == 'M'   ? "linear_attention"
+                    : letter == '*' ? "full_attention"
+                    : letter == 'E' ? "moe"
+                                    : "mlp");
+  json.erase("hybrid_override_pattern");
+  json.erase("num_hidden_layers");
+  json["layers_block_type"] = names;
+  CHECK(parse(json).layers == published);
+  json["layers_block_type"][3] = "conv";
+  CHECK_THROWS_WITH_AS(parse(json),
+                       doctest::Contains("layers_block_type[3] is the unknown layer type \"conv\""),
+                       ConfigError);
+
+  json = model_json("granite-4.0-h-small");
+  const std::vector<KVLayerSpec> granite = parse(json).layers;
+  for (nlohmann::json& name : json["layer_types"])
+    name = name == "mamba" ? "linear_attention" : "full_attention";
+  CHECK(parse(json).layers == granite);
+}
+
 TEST_CASE("models of nothing but states are read") {
   const ModelConfig mamba = parse({{"model_type", "mamba"},
                                    {"num_hidden_layers", 3},

@@ -306,6 +306,13 @@ def test_m01_leaves_from_a_configuration_as_dict_or_file(tmp_path):
     assert manager.leaves[0] is leaves[0]
 
 
+def test_an_infinity_in_a_configuration_is_no_obstacle():
+    endless = GEMMA | {"time_step_limit": (0.0, float("inf")), "nested": [{"x": float("nan")}]}
+    assert [leaf.leaf_id for leaf in kvleaf.leaves_from_config(endless)] == ["window_1024", "full"]
+    with pytest.raises(kvleaf.ConfigError, match="num_hidden_layers"):
+        kvleaf.leaves_from_config(GEMMA | {"num_hidden_layers": float("inf")})
+
+
 def test_m06_configurations_that_cannot_be_read_are_refused(tmp_path):
     with pytest.raises(kvleaf.ConfigError, match="model_type"):
         kvleaf.leaves_from_config({"model_type": "abacus"})
