@@ -10,6 +10,7 @@
 
 #include "kvleaf/cache/kv_cache.h"      // IWYU pragma: export
 #include "kvleaf/cache/layer_spec.h"    // IWYU pragma: export
+#include "kvleaf/cache/leaf_module.h"   // IWYU pragma: export
 #include "kvleaf/cache/model_config.h"  // IWYU pragma: export
 #include "kvleaf/cache/model_leaves.h"  // IWYU pragma: export
 #include "kvleaf/cache/state_shapes.h"  // IWYU pragma: export

@@ -1,5 +1,6 @@
 // The commands of `kvleaf`. Each declares its arguments on the application and hands back what runs
-// it; main parses, runs the one that was asked for, and turns what it throws into an exit code:
+// it; run_command parses, runs the one that was asked for, and turns what it throws into an exit
+// code:
 //
 //   0  done
 //   1  the work failed
@@ -8,6 +9,7 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <string>
 
 namespace kvleaf::cli {
 
@@ -15,6 +17,11 @@ struct Command {
   CLI::App* app = nullptr;         // owned by the root
   std::function<void()> run = {};  // after parsing; prints to stdout, throws
 };
+
+/// Parses the command line and runs the command that it asks for; the exit code.
+int run_command(int argc, char** argv);
+/// Says in one line what is wrong with an input; the exit code.
+int wrong_input(const std::string& command, const std::string& what);
 
 Command add_plan(CLI::App& root);    // plan_command.cpp
 Command add_leaves(CLI::App& root);  // leaves_command.cpp

@@ -12,6 +12,7 @@
 
 #include "arguments.h"
 #include "commands.h"
+#include "leaf_module.h"
 #include "progress.h"
 #include "replay.h"
 #include "replay_report.h"
@@ -33,7 +34,8 @@ struct ReplayArguments {
   std::string eviction = "value";
   bool verify = false;
   bool json = false;
-  std::string report;  // file; "": none
+  std::string report;       // file; "": none
+  std::string leaf_module;  // file; "": the model's own leaves
 };
 
 Retention parse_retention(const std::string& text) {
@@ -120,7 +122,9 @@ void run(const ReplayArguments& arguments) {
   ReportFile report(arguments.report);
   LeavesOptions leaves = arguments.model.leaves;
   leaves.budget_bytes = arguments.budget;
-  const ModelLeaves model = model_from_config(arguments.model.config, leaves);
+  ModelLeaves model = model_from_config(arguments.model.config, leaves);
+  if (!arguments.leaf_module.empty())
+    model.leaves = module_leaves(arguments.leaf_module, model.leaves, how.page_tokens);
   BlockManager manager(model.leaves, how);
 
   ReplayOptions options{.max_live = arguments.max_live,
@@ -184,6 +188,13 @@ Command add_replay(CLI::App& root) {
   app->add_option("--eviction", arguments->eviction, "value or lru [value]")->type_name("ORDER");
   app->add_flag("--verify", arguments->verify,
                 "move real bytes, and compare all that a forward would read");
+  app->add_option(
+         "--leaf-module", arguments->leaf_module,
+         "leaf kinds from elsewhere, in place of or beside the model's: a shared library with "
+         "KVLEAF_LEAF_MODULE(function), or a Python file (.py) with leaves(model_leaves, "
+         "tokens_per_page) -> list, served by the python3 that KVLEAF_PYTHON names, that lies "
+         "beside this command, or that PATH finds")
+      ->type_name("FILE");
   app->add_option("--report", arguments->report, "write charts to this file, as HTML")
       ->type_name("FILE");
   app->add_flag("--json", arguments->json, "print one JSON object and nothing else");

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 
 #include "bind.h"
+#include "bind_tools.h"
 
 namespace {
 
@@ -41,4 +42,6 @@ NB_MODULE(_kvleaf, module) {
   kvleaf::python::bind_planner(module);
   kvleaf::python::bind_cache(module);
   kvleaf::python::bind_kernels(module);
+  kvleaf::python::bind_testing(module);
+  kvleaf::python::bind_command(module);
 }

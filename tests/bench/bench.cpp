@@ -112,10 +112,6 @@ void Suite::add(Case measured, Body body, Body floor) {
   cases_.push_back(std::move(measured));
 }
 
-void Suite::add_count(Case counted, std::function<double()> count, std::function<double()> floor) {
-  counts_.push_back({std::move(counted), std::move(count), std::move(floor)});
-}
-
 int Suite::run() {
   for (std::size_t i = 0; i < options_.size(); ++i) {
     if (options_[i] == "--quick") continue;
@@ -129,10 +125,6 @@ int Suite::run() {
   }
   if (!wanted_) return 0;
   pin_to_this_core();
-  for (const Count& one : counts_) {
-    const std::string floor = one.floor ? fmt::format(", \"floor\": {:.3f}", one.floor()) : "";
-    print_record(workload_, one.counted, one.count(), floor);
-  }
   if (!cases_.empty()) {
     Records records(workload_, cases_);
     if (benchmark::RunSpecifiedBenchmarks(&records) == 0) return 1;

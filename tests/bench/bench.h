@@ -53,8 +53,6 @@ class Suite {
  public:
   Suite(std::string workload, int argc, char** argv);
   void add(Case measured, Body body, Body floor = {});
-  /// A figure that is counted and not timed: printed as it is, beside the least there could be.
-  void add_count(Case counted, std::function<double()> count, std::function<double()> floor = {});
   void add(Work work) { works_.push_back(std::move(work)); }
   /// It takes minutes: without `--workload` naming it, it is left out.
   void only_when_named() { wanted_ = named_ || quick_; }
@@ -66,13 +64,8 @@ class Suite {
   std::vector<std::string> options_;
   bool quick_ = false;
   bool wanted_ = true;
-  struct Count {
-    Case counted;
-    std::function<double()> count, floor;
-  };
   bool named_ = false;
   std::vector<Case> cases_;
-  std::vector<Count> counts_;
   std::vector<Work> works_;  // done after the cases
 };
 

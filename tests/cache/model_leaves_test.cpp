@@ -137,6 +137,39 @@ TEST_CASE("the second kind of a model keeps its own bytes") {
   CHECK(bytes_per_layer(leaf(mllama, "cross")) * mllama.config.encoder_tokens.value() == 26230784);
 }
 
+TEST_CASE("a layer's state costs as many tokens of a layer's attention as published") {
+  struct Worth {
+    std::string_view file;
+    std::uint64_t tokens;
+  };
+  for (const Worth& worth : {Worth{"qwen3-next-80b-a3b", 1048},
+                             {"qwen3.5-27b", 783},
+                             {"nemotron-3-nano-30b-a3b", 2084},
+                             {"nemotron-3-super-120b-a12b", 4156},
+                             {"nemotron-h-8b", 1039},
+                             {"jamba-v0.1", 140},
+                             {"granite-4.0-h-small", 1037},
+                             {"granite-4.0-h-micro", 1037},
+                             {"bamba-9b", 1037},
+                             {"falcon-h1-7b", 3093},
+                             {"zamba2-2.7b", 66},
+                             {"kimi-linear-48b-a3b", 1885},
+                             {"kimi-k3", 5654},
+                             {"minimax-text-01", 1024},
+                             {"phi-4-mini-flash", 70},
+                             {"recurrentgemma-9b", 40},
+                             {"lfm2-1.2b", 4}}) {
+    CAPTURE(worth.file);
+    const ModelLeaves model = load(worth.file);
+    std::uint64_t attention = 0, state = 0;
+    for (const Leaf& leaf : model.leaves) {
+      const bool is_state = leaf->group_id().writing == Writing::in_place;
+      (is_state ? state : attention) = bytes_per_layer(*leaf);
+    }
+    CHECK((state + attention / 2) / attention == worth.tokens);
+  }
+}
+
 TEST_CASE("each layer of a model is held by exactly the leaves its spec names") {
   for (const Sizes& expected : models) {
     CAPTURE(expected.file);
