@@ -1,7 +1,8 @@
-"""What mkdocs does for this site beside its pages: the C++ reference, and the tests of each guarantee.
+"""What mkdocs does for this site beside its pages: the C++ reference, and the tests of each
+guarantee.
 
-The reference is made by doxygen from the headers that are installed, into files of the site, so that links to
-it are checked like all others.
+The reference is made by doxygen from the headers that are installed, into files of the site, so that
+links to it are checked like all others.
 """
 
 import importlib.util

@@ -110,14 +110,12 @@ def joint_hit():
         if n == 0 or all(can_resume(name, held, n) for name, held in ROWS)
     )
     x = left + joint * step - 2
-    yield (
-        f'<path d="M{x},34 V{y}" stroke="{HIT}" stroke-width="3" stroke-dasharray="6 3" fill="none"/>'
-    )
+    line = f'stroke="{HIT}" stroke-width="3" stroke-dasharray="6 3"'
+    yield f'<path d="M{x},34 V{y}" {line} fill="none"/>'
     yield text(x, y + 18, f"joint hit: {joint} pages", "middle", 13, "bold")
     yield text(
-        10, y + 44, "full holds all before, the window its last 2 pages, the state its copy: nobody "
-        "else's best is theirs", size=12,
-    )  # fmt: skip
+        10, y + 44, "each leaf holds its own reach there, and nowhere deeper do all", size=12
+    )
 
 
 def main(folder: Path) -> None:

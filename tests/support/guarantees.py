@@ -9,7 +9,7 @@ NAMED = re.compile(r'(?:TEST_CASE|SUBCASE|TEST_CASE_TEMPLATE)\s*\(\s*"((?:[^"\\]
 
 
 def tests_by_case(root: Path) -> dict[str, list[str]]:
-    """For each case, "tests/<layer>/<file>: name"; the file alone where the test is told in a comment."""
+    """For each case, "tests/<layer>/<file>: name"; the file alone where a comment names it."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted((root / "tests").rglob("*")):
         if path.suffix not in (".cpp", ".cu", ".c", ".py") or "data" in path.parts:
