@@ -1,8 +1,8 @@
 """What mkdocs does for this site beside its pages: the C++ reference, and the tests of each
 guarantee.
 
-The reference is made by doxygen from the headers that are installed, into files of the site, so that
-links to it are checked like all others.
+The reference is made by doxygen from the headers that are installed, into files of the site, so
+that links to it are checked like all others.
 """
 
 import importlib.util
@@ -18,6 +18,19 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[1]
 log = logging.getLogger("mkdocs.kvleaf")
 
+MAIN_PAGE = """/** @mainpage The C++ reference
+
+Each layer has one front header, and sees nothing of the layers after it in this list:
+
+- kvleaf/leaf/leaf.h: what a leaf is, and the leaf kinds
+- kvleaf/pool/pool.h: one pool of bytes for all leaves
+- kvleaf/group/group.h: requests, prefix reuse, steps
+- kvleaf/cache/cache.h: the whole cache of one model
+- kvleaf/kernels/kernels.h: the loops over bytes, beside the ladder
+
+kvleaf/kvleaf.h brings them all. Everything is in namespace kvleaf. */
+"""
+
 DOXYFILE = """
 PROJECT_NAME = kvleaf
 PROJECT_BRIEF = "Caches of hybrid language models: every kind of memory a leaf, one pool of bytes"
@@ -25,8 +38,8 @@ INPUT = {inputs}
 STRIP_FROM_PATH = {include}
 STRIP_FROM_INC_PATH = {include}
 INCLUDE_PATH = {include}
-FILE_PATTERNS = *.h
-EXTENSION_MAPPING = h=C++
+FILE_PATTERNS = *.h *.dox
+EXTENSION_MAPPING = h=C++ dox=C++
 INPUT_FILTER = "python3 {filter}"
 FILTER_SOURCE_FILES = NO
 OUTPUT_DIRECTORY = {output}
@@ -81,8 +94,11 @@ def on_files(files, config):
     include = ROOT / "include"
     headers = load(include / "install_headers.py").public_headers()
     with tempfile.TemporaryDirectory() as folder:
+        main_page = Path(folder) / "main.dox"
+        main_page.write_text(MAIN_PAGE, encoding="utf-8")
+        inputs = [main_page, *(include / header for header in headers)]
         text = DOXYFILE.format(
-            inputs=" ".join(f'"{include / header}"' for header in headers),
+            inputs=" ".join(f'"{path}"' for path in inputs),
             include=include,
             filter=ROOT / "docs/doxygen_filter.py",
             output=folder,
