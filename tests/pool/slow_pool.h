@@ -190,6 +190,8 @@ class Pool {
       require(h.empty(), "then an empty huge block");
       h.owner = own_class;
       h.blocks.assign(ratio, Block());
+    } else if (fate == 1 && least_of(own_class, same_fate)) {
+      evicts = true;  // a draw that dies with its request fills up what such draws have claimed
     } else if (fullest(idle) > 0 && may_spend) {
       is_fullest(idle, "then clean in an own idle one");
     } else if (fullest(other_fate) > 0) {
