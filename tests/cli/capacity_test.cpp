@@ -43,7 +43,7 @@ TEST_CASE(
                                    {"gemma-3-27b", 58, 59},
                                    {"gpt-oss-20b", 524, 530},
                                    {"qwen3-next-80b-a3b", 163, 163},
-                                   {"nemotron-3-nano-30b-a3b", 304, 305}}) {
+                                   {"nemotron-3-nano-30b-a3b", 303, 305}}) {
     CAPTURE(expected.model);
     for (const bool caching : {true, false}) {
       CAPTURE(caching);

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
 #include <optional>
 #include <random>
@@ -602,12 +603,16 @@ TEST_CASE("in lock step with the slow pool, over random operations on pools of e
       {.ratios = {30, 1}, .huge_blocks = 3, .limits = {{}, {.floor = 1, .ceiling = 2}}},
       {.ratios = {70, 9}, .huge_blocks = 2},
   };
+  // KVLEAF_LOCK_STEP_ROUNDS makes a long hunt of it: 5 are 270,000 operations.
+  const char* asked = std::getenv("KVLEAF_LOCK_STEP_ROUNDS");
+  const int rounds = asked != nullptr ? std::atoi(asked) : 5;
+  REQUIRE(rounds > 0);
   std::uint32_t seed = 1;
   u64 compactions = 0, all_faults = 0;
   for (const Setting& setting : settings) {
     CAPTURE(fmt::format("ratios {}", fmt::join(setting.ratios, ", ")));
     u64 evictions = 0, refusals = 0, faults = 0;
-    for (int round = 0; round < 5; ++round) {
+    for (int round = 0; round < rounds; ++round) {
       CAPTURE(seed);
       LockStep run(setting, seed++);
       run.run(setting.ratios[0] >= 30 ? 3000 : 5000);
