@@ -68,7 +68,11 @@ void KVLeafRegion::write_staged_inputs(std::span<const std::span<const BlockId>>
   DenseTable(leaf_id_, into).write(plans);
 }
 
-bool KVLeafRegion::can_write_delta() const { return typeid(*this) == typeid(KVLeafRegion); }
+bool KVLeafRegion::can_write_delta() const {
+  // A delta of a state names the blocks it reads and writes, and no slots: a table is written
+  // whole.
+  return typeid(*this) == typeid(KVLeafRegion) && group_.writing != Writing::in_place;
+}
 
 void KVLeafRegion::write_staged_delta(std::span<const RowDelta> rows, StagedArrays into) const {
   DenseTable(leaf_id_, into).update(rows);

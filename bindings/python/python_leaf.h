@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -147,8 +148,9 @@ class Subclassed final : public Base, public PythonLeaf {
   /// The deltas of every shipped kind write what its write_staged_inputs writes, and go with it.
   bool can_write_delta() const override {
     const nb::gil_scoped_acquire gil;
-    return overrides("write_staged_delta") ||
-           !(overrides("write_staged_inputs") || overrides("staged_input_shapes"));
+    if (overrides("write_staged_delta")) return true;
+    if (overrides("write_staged_inputs") || overrides("staged_input_shapes")) return false;
+    return !std::is_same_v<Base, KVLeafRegion> || Base::group_id().writing != Writing::in_place;
   }
   void write_staged_delta(std::span<const RowDelta> rows, StagedArrays into) const override {
     const nb::gil_scoped_acquire gil;

@@ -166,7 +166,7 @@ TEST_CASE("a layer's state costs as many tokens of a layer's attention as publis
       const bool is_state = leaf->group_id().writing == Writing::in_place;
       (is_state ? state : attention) = bytes_per_layer(*leaf);
     }
-    CHECK((state + attention / 2) / attention == worth.tokens);
+    CHECK((state + attention - 1) / attention == worth.tokens);  // whole tokens
   }
 }
 

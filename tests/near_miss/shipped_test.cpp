@@ -123,7 +123,13 @@ TEST_CASE("L-11: cross attention, scratch and scales keep the contract") {
   });
 }
 
-TEST_CASE("L-11: a bare region keeps the contract, packed, and with a page that is its cache's") {
+TEST_CASE("L-11: a bare region keeps the contract, packed, as a state, and with its cache's page") {
+  KVLEAF_CHECK_LEAF(
+      [] { return std::make_shared<KVLeafRegion>("bare", KVCacheGroupId::state(), 1000); });
+  KVLEAF_CHECK_LEAF(
+      [] { return std::make_shared<KVLeafRegion>("bare", KVCacheGroupId::encoder(), 1000); });
+  KVLEAF_CHECK_LEAF(
+      [] { return std::make_shared<KVLeafRegion>("bare", KVCacheGroupId::scratch(), 1000); });
   KVLEAF_CHECK_LEAF(
       [] { return std::make_shared<KVLeafRegion>("bare", KVCacheGroupId::full(), 1000); });
   KVLEAF_REQUIRE_LEAF(

@@ -41,10 +41,12 @@ def short(path: Path, most: int = 80) -> None:
         raise RuntimeError(f"{path} has {lines} lines; a kind takes fewer than {most}")
 
 
-def replay(module: Path, model: str, expected: set[str], environment: dict[str, str]) -> None:
+def replay(
+    module: Path, model: str, budget: str, expected: set[str], environment: dict[str, str]
+) -> None:
     """Serves a real trace with the module's leaves, every byte checked."""
     report = json.loads(
-        call("kvleaf", "replay", TRACE, "--model", MODELS / f"{model}.json", "--budget", "64GiB",
+        call("kvleaf", "replay", TRACE, "--model", MODELS / f"{model}.json", "--budget", budget,
              "--limit", "40", "--verify", "--json", "--leaf-module", module, env=environment)
     )  # fmt: skip
     if not expected <= set(report["leaves"]):
@@ -81,7 +83,9 @@ def in_cpp(build: Path, scratch: Path, compiler: list[str]) -> None:
     for header in EXAMPLE.glob("*.h"):
         short(header)
     kinds = {"landmarks", "dilated"}
-    replay(project / "new_leaf_kinds.so", "gemma-3-27b", kinds | {"window_1024"}, environment)
+    replay(
+        project / "new_leaf_kinds.so", "gemma-3-27b", "64GiB", kinds | {"window_1024"}, environment
+    )
 
 
 def in_python(build: Path, scratch: Path, compiler: list[str]) -> None:
@@ -104,7 +108,7 @@ def in_python(build: Path, scratch: Path, compiler: list[str]) -> None:
             raise RuntimeError(f"{kind.splitlines()[0]} takes 80 lines or more")
     refusals(scratch, environment)
     kinds = {"retrieval", "memory"}
-    replay(folder / "leaf_kinds.py", "qwen3-next-80b-a3b", kinds | {"full"}, environment)
+    replay(folder / "leaf_kinds.py", "lfm2-1.2b", "4GiB", kinds | {"full"}, environment)
 
 
 WRONG = {  # a file, and what is said of it

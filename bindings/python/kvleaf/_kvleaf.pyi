@@ -1317,3 +1317,7 @@ def paged_attention(q: Any, pages: KVPages | Any, block_table: Any, seq_lens: An
       latent_width  where pages store no values: how many elements of a key are its value
     Raises InvalidArgument for shapes that do not fit and for keys in reach that the table does not hold.
     """
+
+def _check_leaf(make_leaf: Callable[[], KVLeafRegion], *, page_tokens: int, max_len: int | None, seed: int, histories: int) -> tuple[bool, str, list[str], list[str]]: ...
+
+def _command(arguments: list[str], load: Callable[[str, list[KVLeafRegion], int], Iterable[KVLeafRegion]]) -> int: ...
