@@ -37,17 +37,22 @@ std::shared_ptr<std::byte> zeroed(std::uint64_t bytes) {
 /// The bytes that a cache lies in, and the arrays it keeps up to date in place. Views on any of
 /// them keep all of them.
 struct CacheMemory : TensorOwner {
-  CacheMemory(const CacheLayout& layout, std::optional<std::span<std::byte>> given) {
-    if (given) {
-      if (given->size() < layout.total_bytes)
+  CacheMemory(const CacheLayout& layout, const Tensor& memory) : given(memory) {
+    if (given.defined()) {
+      if (given.dtype() != DType::uint8 || given.rank() != 1 || !given.contiguous() ||
+          given.device().kind != Device::Kind::cpu)
+        throw InvalidArgument(
+            fmt::format("the memory given is {}; expected contiguous uint8 [{}] on cpu",
+                        given.to_string(), layout.total_bytes));
+      if (static_cast<std::uint64_t>(given.size()) < layout.total_bytes)
         throw InvalidArgument(fmt::format("the memory given has {} B; the cache takes {} B",
-                                          given->size(), layout.total_bytes));
-      if (reinterpret_cast<std::uintptr_t>(given->data()) % alignment != 0)
+                                          given.size(), layout.total_bytes));
+      if (reinterpret_cast<std::uintptr_t>(given.data()) % alignment != 0)
         throw InvalidArgument(
             fmt::format("the memory given begins at no multiple of {} B; expected one", alignment));
-      arena_base = given->data();
-      slab_base = given->data() + layout.arena_bytes;
-      std::memset(given->data(), 0, layout.total_bytes);
+      arena_base = given.data();
+      slab_base = given.data() + layout.arena_bytes;
+      std::memset(given.data(), 0, layout.total_bytes);
     } else {
       if (layout.geometry) {
         arena = Arena::host(*layout.geometry);
@@ -65,6 +70,7 @@ struct CacheMemory : TensorOwner {
     return offset < arena_bytes ? arena_base + offset : slab_base + (offset - arena_bytes);
   }
 
+  Tensor given;  // by the caller; else arena and slabs
   std::optional<Arena> arena;
   std::shared_ptr<std::byte> slabs;
   std::byte* arena_base = nullptr;
@@ -150,6 +156,7 @@ struct StepIndices::Data : TensorOwner {
   std::vector<std::int32_t> slots;
   std::vector<std::int32_t> past;
   std::vector<std::int32_t> seq_lens;
+  std::vector<std::int32_t> encoder_lens;
   std::vector<std::int32_t> cu_q;
   // Made when asked for.
   std::vector<std::int32_t> cu_k;
@@ -200,6 +207,9 @@ Tensor StepIndices::cu_seqlens_q() const {
 }
 Tensor StepIndices::past_lens() const { return view(data_, data_->past.data(), {batch()}); }
 Tensor StepIndices::seq_lens() const { return view(data_, data_->seq_lens.data(), {batch()}); }
+Tensor StepIndices::encoder_lens() const {
+  return view(data_, data_->encoder_lens.data(), {batch()});
+}
 
 Tensor StepIndices::cu_seqlens_k() const {
   Data& data = *data_;
@@ -271,15 +281,14 @@ StepIndices::Csr StepIndices::csr(std::optional<std::uint32_t> layer, KVPart par
     const StagedArray& table = data.plan.array(LeafId{place->leaf}, table_key);
     for (std::size_t row = 0; row < data.slots.size(); ++row) {
       const auto* blocks = table.row<std::int32_t>(static_cast<std::int64_t>(row));
-      // An encoder's row: all of what was reserved.
-      const std::uint32_t tokens = place->encoder
-                                       ? static_cast<std::uint32_t>(table.shape[1]) * place->entries
-                                       : static_cast<std::uint32_t>(data.seq_lens[row]);
+      const auto tokens =
+          static_cast<std::uint32_t>((place->encoder ? data.encoder_lens : data.seq_lens)[row]);
       const std::uint32_t count = ceil_div(tokens, place->tokens_per_entry);
       const std::uint32_t pages = ceil_div(count, place->entries);
       made.indices.insert(made.indices.end(), blocks, blocks + pages);
       made.indptr.push_back(static_cast<std::int32_t>(made.indices.size()));
-      made.last.push_back(static_cast<std::int32_t>(count - (pages - 1) * place->entries));
+      made.last.push_back(
+          pages == 0 ? 0 : static_cast<std::int32_t>(count - (pages - 1) * place->entries));
     }
     rows = data.csr.insert(data.csr.end(), std::move(made));
   }
@@ -293,7 +302,7 @@ StepIndices::Csr StepIndices::csr(std::optional<std::uint32_t> layer, KVPart par
 
 class KVCache::Impl {
  public:
-  Impl(std::shared_ptr<const CacheLayout> layout, std::optional<std::span<std::byte>> given);
+  Impl(std::shared_ptr<const CacheLayout> layout, const Tensor& given);
 
   std::uint32_t admit(std::int32_t slot, const Tensor& ids, std::int32_t addressable,
                       const AdmitExtras& extras);
@@ -397,7 +406,7 @@ class KVCache::Impl {
   std::uint32_t known_encoder(const std::string& digest);
   void remember_encoder(const std::string& digest, std::uint32_t tokens);
 
-  std::optional<std::span<std::byte>> given_;
+  Tensor given_;
   std::uint64_t serials_ = 0;
   std::vector<StateLeaf> state_leaves_;
   std::vector<TableLeaf> table_leaves_;
@@ -423,8 +432,7 @@ class KVCache::Impl {
   std::size_t most_encoders_ = 0;
 };
 
-KVCache::Impl::Impl(std::shared_ptr<const CacheLayout> layout,
-                    std::optional<std::span<std::byte>> given)
+KVCache::Impl::Impl(std::shared_ptr<const CacheLayout> layout, const Tensor& given)
     : layout_(std::move(layout)), given_(given) {
   build();
 }
@@ -504,6 +512,7 @@ void KVCache::Impl::build() {
     data->slots.reserve(config.max_seqs);
     data->past.reserve(config.max_seqs);
     data->seq_lens.reserve(config.max_seqs);
+    data->encoder_lens.reserve(config.max_seqs);
     data->cu_q.reserve(std::size_t{config.max_seqs} + 1);
   }
   current_.reset();
@@ -962,6 +971,8 @@ const std::shared_ptr<StepIndices::Data>& KVCache::Impl::begin(
           plan->refused().size(), n, first.why);
       planner_->withdraw(plan->step());
       previous_.clear();  // the planner's arrays went on, the tables by slot did not
+      (void)next_data();
+      ++steps_;
       throw PoolExhausted(why);
     }
   }
@@ -990,12 +1001,14 @@ const std::shared_ptr<StepIndices::Data>& KVCache::Impl::begin(
   data.cu_q.assign(cu_seqlens.begin(), cu_seqlens.end());
   data.past.clear();
   data.seq_lens.clear();
+  data.encoder_lens.clear();
   for (const Row& row : rows_) {
     const std::uint32_t end = row.begin + row.count;
     data.max_q = std::max(data.max_q, row.count);
     data.max_k = std::max(data.max_k, end);
     data.past.push_back(static_cast<std::int32_t>(row.begin));
     data.seq_lens.push_back(static_cast<std::int32_t>(end));
+    data.encoder_lens.push_back(memory_->encoder_lens[row.slot]);
     memory_->seq_lens[row.slot] = static_cast<std::int32_t>(end);
   }
   current_ = data_[steps_++ % data_.size()];
@@ -1175,7 +1188,7 @@ KVCache& KVCache::operator=(KVCache&&) noexcept = default;
 KVCache::~KVCache() = default;
 
 KVCache KVCache::make(const KVCacheConfig& config, std::span<const KVLayerSpec> layer_specs,
-                      std::optional<std::span<std::byte>> memory) {
+                      const Tensor& memory) {
   return KVCache(
       std::make_unique<Impl>(std::make_shared<const CacheLayout>(config, layer_specs), memory));
 }

@@ -86,7 +86,8 @@ struct AdmitExtras {
 };
 
 /// The index tensors of one step, on the host: views on the cache's memory, for a batch in the
-/// order given. Valid until the step after next was prepared; then its tensors are stale.
+/// order given. Valid until the step after next was prepared (one that did not fit counts); then
+/// its tensors are stale.
 class StepIndices {
  public:
   std::uint32_t batch() const noexcept;       // sequences
@@ -99,6 +100,7 @@ class StepIndices {
   Tensor cu_seqlens_k() const;  // [batch + 1] int32, of seq_lens
   Tensor past_lens() const;     // [batch] int32: tokens before this step
   Tensor seq_lens() const;      // [batch] int32: with it
+  Tensor encoder_lens() const;  // [batch] int32: encoder tokens; zeros without cross attention
   Tensor positions() const;     // [num_tokens] int64: of each new token in its sequence
 
   /// [num_tokens] int64: where a layer's entry of each new token goes. Paged: page ·
@@ -126,13 +128,14 @@ class StepIndices {
 
 class KVCache {
  public:
-  /// One spec per layer. memory: what to lay the cache in, memory_bytes of it, aligned to 256;
-  /// none: host memory of its own, which the system backs where it is first touched. Throws
-  /// InvalidArgument (another number of specs, zero bounds, a layer shared with one that is not
-  /// before it, cross attention without max_encoder_len, a device that there is not), GeometryError
-  /// (a budget in which not every kind of page has a place).
+  /// One spec per layer. memory: what to lay the cache in, uint8 [memory_bytes] aligned to 256, and
+  /// kept alive; undefined: host memory of its own, which the system backs where it is first
+  /// touched.
+  /// Throws InvalidArgument (another number of specs, zero bounds, a layer shared with one that is
+  /// not before it, cross attention without max_encoder_len, a device that there is not),
+  /// GeometryError (a budget in which not every kind of page has a place).
   static KVCache make(const KVCacheConfig& config, std::span<const KVLayerSpec> layer_specs,
-                      std::optional<std::span<std::byte>> memory = {});
+                      const Tensor& memory = {});
   static KVCache make(const KVCacheConfig& config, std::initializer_list<KVLayerSpec> layer_specs) {
     return make(config, std::span(layer_specs.begin(), layer_specs.size()));
   }

@@ -205,7 +205,7 @@ Tensor Tensor::at(std::initializer_list<std::int64_t> index) const {
   return Tensor(first, shape().subspan(d), strides().subspan(d), dtype_, device_, owner_);
 }
 
-Tensor Tensor::permuted(std::initializer_list<std::size_t> order) const {
+Tensor Tensor::permuted(std::span<const std::size_t> order) const {
   Tensor view = *this;
   std::uint32_t seen = 0;
   if (order.size() != shape_.size())

@@ -101,7 +101,10 @@ class Tensor {
   /// The dimensions in another order, as kernels want them: keys of [pages, slots, heads, dim] as
   /// [pages, heads, slots, dim] are permuted({0, 2, 1, 3}). Throws InvalidArgument for what is no
   /// permutation.
-  Tensor permuted(std::initializer_list<std::size_t> order) const;
+  Tensor permuted(std::span<const std::size_t> order) const;
+  Tensor permuted(std::initializer_list<std::size_t> order) const {
+    return permuted(std::span(order.begin(), order.size()));
+  }
 
   /// "bfloat16 [4, 64, 8, 128] on cpu", "undefined".
   std::string to_string() const;

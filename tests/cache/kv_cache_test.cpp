@@ -494,6 +494,11 @@ TEST_CASE("an encoder's input is found by its digest, and without one nothing is
   CHECK(cache.admit(1, ids(tokens(17)), -1, {.encoder_digest = "image"}) == 16);
   CHECK(cache.encoder_filled(1));
   CHECK(cache.encoder_lens().data_as<std::int32_t>()[1] == 7);
+  const StepIndices step = cache.prepare_step({0, 1}, {16}, {1});
+  CHECK(step.encoder_lens().data_as<std::int32_t>()[0] == 7);
+  const StepIndices::Csr csr = step.csr(1);
+  CHECK(csr.indices.size() == 2);
+  CHECK(csr.last_page_len.data_as<std::int32_t>()[0] == 3);
   // Its pages hold what was filled.
   const auto* table = cache.paged_block_table(1).at({1}).data_as<std::int32_t>();
   for (std::int64_t t = 0; t < 7; ++t)
@@ -598,6 +603,23 @@ TEST_CASE("a step's tensors are stale once its arrays serve another step") {
   CHECK_THROWS_AS(first.data(), StepError);
 }
 
+TEST_CASE("a step that did not fit counts: what came before the one before it is stale") {
+  KVCache cache = KVCache::make(
+      {.num_layers = 1, .max_seqs = 2, .max_len = 512, .budget_bytes = 32 * 1024}, {full()});
+  cache.admit(0, ids(tokens(200)));
+  const StepIndices step = cache.prepare_step({0, 200}, {0}, {0});
+  const Tensor table = step.block_table();
+  const std::int32_t first = table.data_as<std::int32_t>()[0];
+  CHECK_THROWS_AS(cache.prepare_step({0, 300}, {200}, {0}), PoolExhausted);
+  CHECK_FALSE(table.stale());
+  CHECK(table.data_as<std::int32_t>()[0] == first);
+  CHECK(length(cache, 0) == 200);
+  cache.prepare_step({0, 1}, {200}, {0});
+  CHECK(table.stale());
+  CHECK(cache.paged_block_table().data_as<std::int32_t>()[0] == first);
+  cache.audit();
+}
+
 TEST_CASE("reserve tells where each sequence goes on, and prepare_step then describes that step") {
   KVCache cache =
       KVCache::make({.num_layers = 1, .max_seqs = 2, .max_len = 64, .page_tokens = 4}, {full()});
@@ -646,9 +668,14 @@ TEST_CASE("a cache lies in memory that its caller gives") {
   std::vector<std::byte> memory(bytes + 256, std::byte{0xff});
   std::byte* aligned = memory.data();
   while (reinterpret_cast<std::uintptr_t>(aligned) % 256 != 0) ++aligned;
-  CHECK_THROWS_AS(KVCache::make(config, specs, std::span(aligned, bytes - 1)), InvalidArgument);
-  CHECK_THROWS_AS(KVCache::make(config, specs, std::span(aligned + 1, bytes)), InvalidArgument);
-  KVCache cache = KVCache::make(config, specs, std::span(aligned, bytes));
+  const auto give = [&](std::byte* first, std::uint64_t count) {
+    return Tensor(first, {static_cast<std::int64_t>(count)}, DType::uint8);
+  };
+  CHECK_THROWS_AS(KVCache::make(config, specs, give(aligned, bytes - 1)), InvalidArgument);
+  CHECK_THROWS_AS(KVCache::make(config, specs, give(aligned + 1, bytes)), InvalidArgument);
+  const Tensor wide(aligned, {static_cast<std::int64_t>(bytes)}, DType::int8);
+  CHECK_THROWS_AS(KVCache::make(config, specs, wide), InvalidArgument);
+  KVCache cache = KVCache::make(config, specs, give(aligned, bytes));
   const auto inside = [&](const Tensor& tensor) {
     return tensor.data() >= aligned && tensor.data() < aligned + bytes;
   };

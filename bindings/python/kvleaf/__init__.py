@@ -6,6 +6,7 @@
     group    BlockManager: requests, prefix reuse, steps in flight
     planner  StepPlanner: the arrays of one forward, as NumPy views
     kernels  copy_pages, append_kv, paged_attention, ...: what a plan lists, carried out on the host
+    cache    KVCache: slots, steps and tensors of one model
 
 A pool, manager or planner belongs to one thread.
 """
@@ -28,8 +29,12 @@ from kvleaf._kvleaf import (
     GroupStats,
     InvalidArgument,
     InvariantError,
+    KVCache,
+    KVCacheConfig,
     KVCacheGroupId,
+    KVCacheMode,
     KVError,
+    KVLayerSpec,
     KVLeafRegion,
     KVPages,
     LatentAttentionLeaf,
@@ -49,8 +54,10 @@ from kvleaf._kvleaf import (
     SlidingWindowLeaf,
     Step,
     StepError,
+    StepIndices,
     StepPlan,
     StepPlanner,
+    Tensor,
     append_kv,
     copy_pages,
     gather_kv,
@@ -78,8 +85,12 @@ __all__ = [
     "GroupStats",
     "InvalidArgument",
     "InvariantError",
+    "KVCache",
+    "KVCacheConfig",
     "KVCacheGroupId",
+    "KVCacheMode",
     "KVError",
+    "KVLayerSpec",
     "KVLeafRegion",
     "KVPages",
     "LatentAttentionLeaf",
@@ -99,8 +110,10 @@ __all__ = [
     "SlidingWindowLeaf",
     "Step",
     "StepError",
+    "StepIndices",
     "StepPlan",
     "StepPlanner",
+    "Tensor",
     "append_kv",
     "copy_pages",
     "gather_kv",

@@ -55,6 +55,8 @@ def _signature(function: Any) -> inspect.Signature:
             return inspect.Parameter.empty
         if isinstance(node, ast.Subscript):
             return defaults[ast.literal_eval(node.slice)]
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):  # of an enum
+            return getattr(getattr(_kvleaf, node.value.id), node.attr)
         return ast.literal_eval(node)
 
     def parameter(argument: ast.arg, kind: Any, default: ast.expr | None) -> inspect.Parameter:
