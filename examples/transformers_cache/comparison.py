@@ -10,6 +10,7 @@ same and different inputs.
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from kvleaf_transformers import EncoderInput, Engine, Request, Result
@@ -48,7 +49,7 @@ class Outcome:
 
 def by_default_cache(model: PreTrainedModel, request: Request, sample: int = 0) -> Result:
     """The prompt in one forward, then token by token, over the model's own cache."""
-    result, cache = Result(), None
+    result, past = Result(), None
     names = ("decoder_input_ids", "decoder_position_ids")
     if not model.config.is_encoder_decoder:
         names = ("input_ids", "position_ids")
@@ -63,12 +64,12 @@ def by_default_cache(model: PreTrainedModel, request: Request, sample: int = 0) 
             if encoder is not None and model.config.is_encoder_decoder:
                 arguments |= encoder.inputs
             elif encoder is not None:
-                arguments |= encoder.inputs if cache is None else {}
+                arguments |= encoder.inputs if past is None else {}
                 sees = torch.arange(at, at + len(ids)) >= encoder.at
                 mask = encoder.inputs["aspect_ratio_mask"][:, None] * sees[None, :, None, None]
                 arguments["cross_attention_mask"] = mask
-            output = model(**arguments, past_key_values=cache, use_cache=True)
-            cache, logits = output.past_key_values, output.logits[0, -1]
+            output = model(**arguments, past_key_values=past, use_cache=True)
+            past, logits = output.past_key_values, output.logits[0, -1]
             at += len(ids)
             ids = [choose(logits, request, sample, len(result.tokens))]
             result.tokens += ids
@@ -135,13 +136,22 @@ def workload(model: PreTrainedModel) -> list[list[Request]]:
     return [first, second, third]
 
 
+@cache
+def case(name: str) -> tuple[PreTrainedModel, list[list[Request]], list[list[Result]]]:
+    """A model, its requests, and the answers over its own cache."""
+    model = make(name)
+    waves = workload(model)
+    requests = [request for wave in waves for request in wave]
+    expected = [[by_default_cache(model, r, s) for s in range(r.samples)] for r in requests]
+    return model, waves, expected
+
+
 def compare(
     name: str, *, budget_bytes: int = 1 << 22, preempt_after: int = 4, **options
 ) -> Outcome:
     """Serves the workload; after `preempt_after` steps of the last wave the longest request is
     preempted once."""
-    model = make(name)
-    waves = workload(model)
+    model, waves, expected = case(name)
     begin = None  # of the last wave, in steps
 
     def on_step(engine: Engine) -> None:
@@ -165,6 +175,5 @@ def compare(
             "blocks are left after the last request"
         )
     requests = [request for wave in waves for request in wave]
-    expected = [[by_default_cache(model, r, s) for s in range(r.samples)] for r in requests]
     preempted = sum(x.preemptions for of in results for x in of)
     return Outcome(name, engine.report, requests, results, expected, preempted)

@@ -55,6 +55,38 @@ def gpt_oss():
     )
 
 
+def llama4():
+    return tf.Llama4TextConfig(
+        **text(
+            num_hidden_layers=4,
+            head_dim=16,
+            attention_chunk_size=16,
+            intermediate_size_mlp=96,
+            num_local_experts=4,
+            num_experts_per_tok=1,
+            interleave_moe_layer_step=2,
+            no_rope_layer_interval=4,
+        )
+    )
+
+
+def gemma3n():
+    kinds = ["sliding_attention", "full_attention"]
+    return tf.Gemma3nTextConfig(
+        **text(
+            num_hidden_layers=6,
+            head_dim=16,
+            sliding_window=18,
+            layer_types=kinds * 3,
+            num_kv_shared_layers=2,
+            vocab_size_per_layer_input=VOCABULARY,
+            hidden_size_per_layer_input=16,
+            laurel_rank=8,
+            activation_sparsity_pattern=[0.0] * 6,
+        )
+    )
+
+
 def qwen3_next():
     return tf.Qwen3NextConfig(
         **text(
@@ -155,6 +187,25 @@ def falcon_h1():
     return tf.FalconH1Config(**text(num_hidden_layers=3, head_dim=24, mamba_d_ssm=128, **MAMBA2))
 
 
+def zamba2():
+    return tf.Zamba2Config(
+        **text(
+            num_hidden_layers=4,
+            layers_block_type=["mamba", "hybrid"] * 2,
+            num_key_value_heads=4,
+            num_mem_blocks=1,
+            adapter_rank=4,
+            n_mamba_heads=8,
+            mamba_headdim=16,
+            mamba_ngroups=2,
+            mamba_d_state=12,
+            mamba_d_conv=4,
+            mamba_expand=2,
+            chunk_size=16,
+        )
+    )
+
+
 def deepseek_v3():
     return tf.DeepseekV3Config(
         **text(
@@ -236,8 +287,8 @@ def mllama():
 
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     f.__name__: f
-    for f in (llama, gemma3, gpt_oss, qwen3_next, qwen3_5, bamba, granite_hybrid, nemotron_h, jamba,
-              falcon_h1, deepseek_v3, lfm2, whisper, mllama)
+    for f in (llama, gemma3, gemma3n, gpt_oss, llama4, qwen3_next, qwen3_5, bamba, granite_hybrid,
+              nemotron_h, jamba, falcon_h1, zamba2, deepseek_v3, lfm2, whisper, mllama)
 }  # fmt: skip
 
 CLASSES = {

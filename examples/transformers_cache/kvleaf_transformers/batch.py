@@ -42,6 +42,10 @@ class Step:
         )
 
 
+def pattern_of(leaf: kvleaf.KVLeafRegion) -> kvleaf.AccessPattern:
+    return leaf.group_id.pattern
+
+
 @dataclass
 class Columns:
     """What a layer reads: the same for all layers of a leaf."""
@@ -86,11 +90,12 @@ class Batch:
         return (columns >= torch.from_numpy(self.pads)[:, None]).long()
 
     def columns(self, leaf: kvleaf.AttentionLeaf, span: int = 0) -> Columns:
-        """The entries that the new tokens of each row can reach, and their own; at least `span` columns,
-        where there are as many: transformers leaves out the mask of a window or chunk that is wider.
+        """The entries that the new tokens of each row can reach, and their own. At least `span`
+        columns, if there are as many: with fewer than a window or chunk has, transformers may leave
+        out its mask.
         """
         if leaf.leaf_id not in self._columns:
-            pattern = leaf.group_id.pattern
+            pattern = pattern_of(leaf)
             if pattern.head:
                 raise ValueError(
                     f"leaf {leaf.leaf_id} keeps {pattern.head} sinks; no mask reaches them"

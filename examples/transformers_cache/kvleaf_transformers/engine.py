@@ -155,6 +155,9 @@ class Engine:
         self.chunk, self.max_batch, self.steps_in_flight = chunk, max_batch, steps_in_flight
         self.record_logits, self.on_step = record_logits, on_step
         self.report = Report()
+        self.answers: list[
+            list[Result]
+        ] = []  # to all requests so far, also those still being served
         self.waiting: deque[_Live] = deque()
         self.running: list[_Live] = []  # in order of admission
         self._in_flight: deque[tuple[kvleaf.StepPlan, list[_Row], Future]] = deque()
@@ -182,6 +185,7 @@ class Engine:
             self.report.requests += request.samples
             self.report.prompt_tokens += request.samples * len(request.prompt)
             self._samples[first.id] = samples[1:]
+        self.answers += [[live.result for live in samples] for samples in everything]
         while self.waiting or self.running or self._in_flight:
             self._round()
         return [[live.result for live in samples] for samples in everything]
@@ -212,13 +216,16 @@ class Engine:
 
     def _round(self) -> None:
         self._admit()
+        idle = not self._in_flight
         batch = self._next_batch()
         refused = self._begin(batch) if batch else {}
-        if len(self._in_flight) == self.steps_in_flight or not batch or refused:
+        if batch and len(refused) == len(batch):  # what is in flight may give something back
+            self._drain()
+            if idle:
+                self._make_room(refused)
+        elif len(self._in_flight) == self.steps_in_flight or not batch or refused:
             if self._in_flight:
                 self._settle_oldest()
-            elif refused:
-                self._make_room(refused)
             elif self.waiting and not self.running:
                 raise self._refusal  # nothing runs, and the first in line is refused
         if self.on_step is not None:
@@ -288,8 +295,10 @@ class Engine:
         plan = self.planner.plan([(row.live.id, row.new_tokens) for row in rows])
         served = set(plan.rows)
         rows = [row for row in rows if row.live.id in served]
-        if not rows:
-            self.manager.settle(plan.step)
+        if not rows:  # an empty step; it settles in its turn all the same
+            nothing: Future = Future()
+            nothing.set_result({})
+            self._in_flight.append((plan, [], nothing))
             return plan.refused
         for row in rows:
             row.live.encoder_written = True
