@@ -5,8 +5,8 @@ from comparison import compare
 from small_models import CONFIGS
 
 STATES = {
-    "qwen3_next", "qwen3_5", "bamba", "granite_hybrid", "nemotron_h", "jamba", "falcon_h1", "zamba2",
-    "lfm2",
+    "qwen3_next", "qwen3_5", "bamba", "granite_hybrid", "nemotron_h", "jamba", "falcon_h1",
+    "zamba2", "lfm2",
 }  # fmt: skip
 DELTA_RULES = {"qwen3_next", "qwen3_5"}
 ENCODERS = {"whisper", "mllama"}
