@@ -803,6 +803,12 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
       r.cursor = cursor;
       r.committed = r.ahead_committed = cursor.pages;
       r.matched = found.path.pages;
+      if (options_.eviction == EvictionOrder::value) {
+        r.matched = tree_->recall(root, tokens, r.extras, found.path,
+                                  std::min(r.prompt, r.addressable) / options_.page_tokens);
+        for (auto part = found.path.parts.rbegin(); part != found.path.parts.rend(); ++part)
+          tree_->prove(part->segment, part->pages);
+      }
       refresh(r, found, hit);
     }
     if (path_end) tree_->unpin(*path_end);

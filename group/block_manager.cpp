@@ -137,6 +137,12 @@ BlockManager::Impl::Impl(Leaves leaves, ManagerOptions options)
   }
   in_chunk_ = in_chunk_ && any_cached_state;
 
+  const bool whole = std::any_of(info_.begin(), info_.end(), [](const LeafInfo& info) {
+    return info.tree && info.needs_all;
+  });
+  for (LeafInfo& info : info_)
+    info.completes = whole && info.tree && info.writing == Writing::append && !info.needs_all;
+
   Geometry geometry = options_.geometry
                           ? *options_.geometry
                           : plan_geometry(options_.budget_bytes,
@@ -161,12 +167,16 @@ BlockManager::Impl::Impl(Leaves leaves, ManagerOptions options)
   last_writer_ = std::make_unique<LastWriter>(geometry);
   pool_ = std::make_unique<BlockPool>(std::move(geometry), PoolOptions{.index = KeyIndex::none});
   pool_->on_evict([this](LeafId leaf, BlockId block, PageKey key) { evicted(leaf, block, key); });
+  // Where states are, a page that is gone is not worth proving: the state that would resume behind it
+  // is gone as well, and pages without one serve nobody. (Measured: it costs hits.)
+  const bool remember = caching_ && options_.eviction == EvictionOrder::value && states_.empty();
   tree_ = std::make_unique<PrefixTree>(
       PrefixTree::Options{.page_tokens = page,
                           .leaves = tree_leaves,
                           .page_keys = options_.events,
                           .ahead_tokens = any_ahead_,
                           .expected_pages = caching_ ? pages : 0,
+                          .history_pages = remember ? pages : 0,
                           .hasher = PageHasher(options_.hash, *options_.seed)});
   tree_->on_split([this](SegmentId lower, SegmentId upper, std::uint32_t first_of_lower) {
     for (const auto& [id, request] : requests_) {

@@ -27,6 +27,11 @@ constexpr std::uint32_t low_bits(std::uint32_t count) noexcept {
   return count >= 32 ? ~0u : (1u << count) - 1;
 }
 
+// Of the findable pages, those that may count as proven: the rest is left to newcomers, which must
+// stay long enough to be asked for again. On real traces a twentieth for them did best.
+constexpr std::uint64_t proven_share = 19;
+constexpr std::uint64_t of_shares = 20;
+
 }  // namespace
 
 Value BlockManager::Impl::value_of(const Request& r, const LeafInfo& leaf, std::uint32_t slot,
@@ -34,14 +39,28 @@ Value BlockManager::Impl::value_of(const Request& r, const LeafInfo& leaf, std::
   const Value shallow = deepest - std::min<Value>(slot, deepest);
   const Value recency = std::min<Value>(clock_, latest) << depth_bits;
   if (options_.eviction == EvictionOrder::lru) return reachable_bit | recency | shallow;
-  const bool proven =
-      std::uint64_t{slot + 1} * leaf.pages <= r.matched && leaf.writing != Writing::write_once;
+  const bool proven = leaf.completes || (std::uint64_t{slot + 1} * leaf.pages <= r.matched &&
+                                         leaf.writing != Writing::write_once);
   return reachable_bit | (kept ? kept_bit : 0) |
          Value{static_cast<std::uint32_t>(r.priority + 128)} << priority_shift |
          (proven ? proven_bit : 0) | recency | shallow;
 }
 
-Value BlockManager::Impl::lasting_bits() noexcept { return kept_bit | proven_bit; }
+Value BlockManager::Impl::value_at(const Request& r, const LeafInfo& info, SegmentId segment,
+                                   std::uint32_t page, bool kept) const {
+  const Value value = value_of(r, info, page / info.pages, kept);
+  if (options_.eviction == EvictionOrder::lru || info.completes) return value;
+  return (value & ~proven_bit) | (tree_->proven(segment, page) ? proven_bit : 0);
+}
+
+bool BlockManager::Impl::valued_as_proven(Value value) noexcept { return (value & proven_bit) != 0; }
+
+Value BlockManager::Impl::value_with_kept(const Request& r, const LeafInfo& info, BlockId block,
+                                          std::uint32_t slot, bool kept, Proof proof) const {
+  const Value before = pool_->value(info.id, block);
+  const Value now = value_of(r, info, slot, kept) | (before & kept_bit);
+  return proof == Proof::of_path ? now : (now & ~proven_bit) | (before & proven_bit);
+}
 
 BlockManager::Impl::KeptRun BlockManager::Impl::kept_run(const Request& r, const LeafInfo& leaf,
                                                          std::uint32_t slot) const {
@@ -120,6 +139,10 @@ void BlockManager::Impl::commit(Request& r) {
                       r.extras);
     move_cursor(r, cursor);
     r.committed = cursor.pages;
+    if (run.first < r.matched && options_.eviction == EvictionOrder::value) {
+      tree_->prove(run.segment,
+                   std::min(run.first + run.pages, r.matched) - tree_->first_page(run.segment));
+    }
     for (const std::uint32_t leaf : text_) {
       if (info_[leaf].tree && !info_[leaf].ahead) commit_run(r, info_[leaf], run);
     }
@@ -153,7 +176,7 @@ void BlockManager::Impl::commit_run(Request& r, const LeafInfo& info, const Pref
     const BlockId own = row.held(slot);
     if (own == null_block) continue;
     if (slot >= kept.until) kept = kept_run(r, info, slot);
-    Value value = value_of(r, info, slot, kept.kept);
+    Value value = value_at(r, info, run.segment, page, kept.kept);
     if ((resident >> (page - first_page) & 1) != 0) {
       const BlockId theirs = tree_->block(run.segment, page, leaf);
       if (theirs == own || pool_->look(info.id, own).committed) continue;
@@ -213,7 +236,7 @@ bool BlockManager::Impl::file_checkpoint(Request& r, std::uint32_t tokens,
     const BlockId block = blocks[info.kind_index];
     tree_->set_block(segment, page, *info.tree, block);
     pool_->commit(info.id, block, {segment.value(), page},
-                  value_of(r, info, tokens / info.tokens_per_page - 1, true));
+                  value_at(r, info, segment, page, true));
     record(Event::Kind::stored, leaf, segment, page);
     filed = true;
   }
@@ -233,7 +256,7 @@ bool BlockManager::Impl::file_checkpoint(Request& r, std::uint32_t tokens,
       if (!info.tree || !tree_->resident(old_segment, old, *info.tree)) continue;
       const BlockId block = tree_->block(old_segment, old, *info.tree);
       unused = unused && pool_->references(info.id, block) == 0 &&
-               (pool_->value(info.id, block) & proven_bit) == 0;
+               !valued_as_proven(pool_->value(info.id, block));
     }
     for (const std::uint32_t leaf : states_) {
       const LeafInfo& info = info_[leaf];
@@ -296,9 +319,24 @@ void BlockManager::Impl::refresh(Request& r, const Found& found, std::uint32_t h
         if (slot >= run.until) run = kept_run(r, info, slot);
         const bool kept = run.kept || (found.junction > 0 && junction.contains(slot)) ||
                           (pool_->look(info.id, block).value & kept_bit) != 0;
-        pool_->revalue(info.id, block, value_of(r, info, slot, kept));
+        pool_->revalue(info.id, block, value_at(r, info, part.segment, page, kept));
       }
       tree_->set_mark(part.segment, *info.tree, false);
+    }
+  }
+}
+
+void BlockManager::Impl::limit_proven() {
+  while (tree_->proven_in_all() * of_shares > tree_->pages_in_all() * proven_share) {
+    const std::optional<TreeCursor> oldest = tree_->unprove_oldest();
+    if (!oldest) return;
+    // As new as what was just filed: it has been of use before, so it is given that much longer.
+    const std::uint32_t page = oldest->pages - 1;
+    for (const LeafInfo& info : info_) {
+      if (!info.tree || info.completes || !tree_->resident(oldest->segment, page, *info.tree)) continue;
+      const BlockId block = tree_->block(oldest->segment, page, *info.tree);
+      const Value rest = pool_->value(info.id, block) & ~(proven_bit | latest << depth_bits);
+      pool_->revalue(info.id, block, rest | std::min<Value>(clock_, latest) << depth_bits);
     }
   }
 }
@@ -378,6 +416,7 @@ void BlockManager::Impl::evicted(LeafId leaf, BlockId block, PageKey key) {
       forget(other, segment, page);
   }
   tree_->unpin(segment);
+  if (options_.eviction == EvictionOrder::value) limit_proven();
 }
 
 }  // namespace kvleaf

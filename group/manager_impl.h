@@ -30,6 +30,10 @@ struct LeafInfo {
   std::uint32_t kind_index = 0;       // among the leaves of its writing
   bool needs_all = false;             // every later token needs the whole prefix
   bool ahead = false;
+  /// Its pages complete a prefix that another leaf needs whole. What a kept boundary needs of them is
+  /// little beside that prefix, which serves nobody without: so it is worth as much as a proven page
+  /// from the start. (What no kept boundary needs is evicted first all the same.)
+  bool completes = false;
 };
 
 struct GroupInfo {
@@ -273,11 +277,21 @@ class BlockManager::Impl {
   };
   KeptRun kept_run(const Request& r, const LeafInfo& leaf, std::uint32_t slot) const;
   Value value_of(const Request& r, const LeafInfo& leaf, std::uint32_t slot, bool kept) const;
-  static Value lasting_bits() noexcept;
+  /// What a page of the tree is worth when r files it or asks for it.
+  Value value_at(const Request& r, const LeafInfo& leaf, SegmentId segment, std::uint32_t page,
+                 bool kept) const;
+  static bool valued_as_proven(Value value) noexcept;
+  /// What a block that r gives up is worth: what somebody else's boundary needs stays kept.
+  enum class Proof : std::uint8_t {
+    of_path,  // r.matched was just read from the tree
+    of_page   // as it was valued before
+  };
   Value value_with_kept(const Request& r, const LeafInfo& leaf, BlockId block, std::uint32_t slot,
-                        bool kept) const;
+                        bool kept, Proof proof) const;
   /// After a look-up: what it met is recent, and kept where a junction needs it.
   void refresh(Request& r, const Found& found, std::uint32_t hit);
+  /// Proven pages beyond their share of all that are findable count as unproven, the oldest first.
+  void limit_proven();
   /// The block of this page is findable no more; a live one stays live.
   void forget(std::uint32_t leaf, SegmentId segment, std::uint32_t page);
   void evicted(LeafId leaf, BlockId block, PageKey key);

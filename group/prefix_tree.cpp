@@ -33,7 +33,8 @@ constexpr std::size_t rounded(std::size_t value, std::size_t to) noexcept {
 
 }  // namespace
 
-PrefixTree::PrefixTree(Options options) : options_(std::move(options)) {
+PrefixTree::PrefixTree(Options options)
+    : options_(std::move(options)), history_(options_.history_pages) {
   // A chunk: masks, blocks, keys, ahead tokens, tokens. The masks come first, so that the lines a
   // look-up reads of a segment lie together with the blocks it takes.
   std::array<std::size_t, ChunkStore::classes> sizes{};
@@ -55,6 +56,7 @@ PrefixTree::PrefixTree(Options options) : options_(std::move(options)) {
   buckets_.assign(buckets, none);
   const auto segments = std::min<std::uint64_t>(expected + 64, none - 1);
   segments_.reserve(segments);
+  proofs_.reserve(segments);
   free_ids_.reserve(std::min<std::uint64_t>(segments, 1u << 20));
 }
 
@@ -87,6 +89,8 @@ SegmentId PrefixTree::root(std::string_view salt, std::string_view adapter) {
     std::memset(masks(at(id)), 0, options_.leaves * sizeof(std::uint32_t));
     keys(at(id))[0] = options_.hasher.root(salt, adapter);
   }
+  proofs_[id.value()].key = XXH3_64bits(name.data(), name.size());
+  proofs_[id.value()].key_known = true;
   roots_.emplace(std::move(name), id.value());
   return id;
 }
@@ -189,6 +193,150 @@ PrefixTree::Common PrefixTree::common_tokens(TreeCursor cursor,
   return best;
 }
 
+// ---- proof
+// ---------------------------------------------------------------------------------------
+
+// A path's key is the sum of its pages' hashes, each seeded with where it stands: so the key of the
+// path without its last page is known without the rest of it.
+std::uint64_t PrefixTree::page_hash(const Token* page, std::uint32_t number,
+                                    const std::string* extra) const noexcept {
+  std::uint64_t seed = (number + 1) * 0x9E3779B97F4A7C15ull;
+  if (extra != nullptr) seed ^= XXH3_64bits(extra->data(), extra->size());
+  return XXH3_64bits_withSeed(page, options_.page_tokens * sizeof(Token), seed);
+}
+
+std::uint64_t PrefixTree::hash_of_pages(const Segment& s, std::uint32_t from,
+                                        std::uint32_t to) const noexcept {
+  std::uint64_t sum = 0;
+  for (std::uint32_t i = from; i < to; ++i) {
+    sum += page_hash(tokens(s) + static_cast<std::size_t>(i) * options_.page_tokens, s.first + i,
+                     extra_of(s.extras.get(), s.first + i));
+  }
+  return sum;
+}
+
+/// Key of the path to the segment's last page. What was hashed on the way is kept for those above.
+std::uint64_t PrefixTree::path_key(SegmentId id) noexcept {
+  std::uint64_t sum = 0;
+  std::uint32_t up = id.value();
+  for (; !proofs_[up].key_known; up = segments_[up].parent)
+    sum += hash_of_pages(segments_[up], 0, segments_[up].pages);
+  const std::uint64_t key = proofs_[up].key + sum;
+  std::uint64_t here = key;
+  for (up = id.value(); !proofs_[up].key_known; up = segments_[up].parent) {
+    proofs_[up].key = here;
+    proofs_[up].key_known = true;
+    if (!proofs_[segments_[up].parent].key_known)
+      here -= hash_of_pages(segments_[up], 0, segments_[up].pages);
+  }
+  return key;
+}
+
+/// The segment's pages from the `from`-th on are about to go.
+void PrefixTree::remember(SegmentId id, std::uint32_t from) noexcept {
+  if (options_.history_pages == 0) return;
+  const Segment& s = at(id);
+  std::uint64_t key = path_key(id);
+  for (std::uint32_t i = s.pages; i-- > from;) {
+    history_.remember(key);
+    key -= hash_of_pages(s, i, i + 1);
+  }
+  Proof& rest = proofs_[from > 0 ? id.value() : s.parent];
+  rest.key = key;
+  rest.key_known = true;
+}
+
+std::uint32_t PrefixTree::recall(SegmentId root, std::span<const Token> asked,
+                                     const PageExtras& extras, const TreePath& path,
+                                     std::uint32_t max_pages) {
+  const std::uint32_t P = options_.page_tokens;
+  const auto pages = static_cast<std::uint32_t>(std::min<std::size_t>(asked.size() / P, max_pages));
+  if (history_.size() == 0 || path.pages >= pages) return path.pages;
+  std::uint64_t key = proofs_[root.value()].key;
+  if (!path.parts.empty()) {
+    const TreePath::Part& last = path.parts.back();
+    const Segment& s = at(last.segment);
+    key = path_key(last.segment) - hash_of_pages(s, last.pages, s.pages);
+  }
+  // What is remembered of a path is a beginning of it, but for lines that were crowded: the deepest
+  // page goes first. So one question is enough where nothing is; the others are asked together.
+  constexpr std::uint32_t together = 16;
+  std::array<std::uint64_t, together> keys{};
+  std::uint32_t known = path.pages;
+  for (std::uint32_t batch = 1; known < pages; batch = together) {
+    const std::uint32_t count = std::min(batch, pages - known);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      key += page_hash(asked.data() + static_cast<std::size_t>(known + i) * P, known + i,
+                       extra_of(&extras, known + i));
+      keys[i] = key;
+      history_.prefetch(key);
+    }
+    for (std::uint32_t i = 0; i < count; ++i) {
+      if (!history_.remembers(keys[i])) return known + i;
+      history_.forget(keys[i]);
+    }
+    known += count;
+  }
+  return known;
+}
+
+void PrefixTree::link_proven(std::uint32_t id, std::uint32_t behind) noexcept {
+  Proof& proof = proofs_[id];
+  proof.older = behind;
+  proof.newer = behind == none ? oldest_proven_ : proofs_[behind].newer;
+  (proof.older == none ? oldest_proven_ : proofs_[proof.older].newer) = id;
+  (proof.newer == none ? newest_proven_ : proofs_[proof.newer].older) = id;
+}
+
+void PrefixTree::unlink_proven(std::uint32_t id) noexcept {
+  Proof& proof = proofs_[id];
+  (proof.older == none ? oldest_proven_ : proofs_[proof.older].newer) = proof.newer;
+  (proof.newer == none ? newest_proven_ : proofs_[proof.newer].older) = proof.older;
+  proof.older = proof.newer = none;
+}
+
+void PrefixTree::set_proven(SegmentId id, std::uint32_t pages) noexcept {
+  Proof& proof = proofs_[id.value()];
+  proven_ = proven_ - proof.pages + pages;
+  if (proof.pages > 0 && pages == 0) unlink_proven(id.value());
+  proof.pages = static_cast<std::uint8_t>(pages);
+}
+
+void PrefixTree::prove(SegmentId segment, std::uint32_t pages) {
+  Proof& proof = proofs_[segment.value()];
+  const auto most = std::min<std::uint32_t>(std::max<std::uint32_t>(pages, proof.pages),
+                                            at(segment).pages);
+  if (most == 0) return;
+  if (proof.pages > 0) unlink_proven(segment.value());
+  link_proven(segment.value(), newest_proven_);
+  set_proven(segment, most);
+}
+
+std::uint32_t PrefixTree::refresh_proven(TreeCursor cursor) {
+  std::uint32_t pages = 0;
+  for (std::uint32_t id = cursor.segment.value(); !segments_[id].root; id = segments_[id].parent) {
+    if (pages == 0) {
+      const std::uint32_t above = std::min<std::uint32_t>(proofs_[id].pages, cursor.pages - segments_[id].first);
+      if (above == 0) continue;
+      pages = segments_[id].first + above;
+    }
+    prove(SegmentId{id}, std::min<std::uint32_t>(pages - segments_[id].first, segments_[id].pages));
+  }
+  return pages;
+}
+
+bool PrefixTree::proven(SegmentId segment, std::uint32_t page) const noexcept {
+  return page - at(segment).first < proofs_[segment.value()].pages;
+}
+
+std::optional<TreeCursor> PrefixTree::unprove_oldest() noexcept {
+  if (oldest_proven_ == none) return {};
+  const SegmentId oldest{oldest_proven_};
+  const std::uint32_t pages = proofs_[oldest.value()].pages;
+  set_proven(oldest, pages - 1);
+  return TreeCursor{oldest, at(oldest).first + pages};
+}
+
 // ---- filing
 // --------------------------------------------------------------------------------------
 
@@ -198,10 +346,12 @@ SegmentId PrefixTree::new_segment() {
     if (segments_.size() >= none) throw KVError("the prefix tree has 2^32 segments");
     id = static_cast<std::uint32_t>(segments_.size());
     segments_.emplace_back();
+    proofs_.emplace_back();
   } else {
     id = free_ids_.back();
     free_ids_.pop_back();
     segments_[id] = Segment{};
+    proofs_[id] = Proof{};
   }
   segments_[id].used = true;
   ++live_segments_;
@@ -264,6 +414,8 @@ void PrefixTree::append_pages(SegmentId id, const Token* pages, std::uint32_t co
     }
   }
   s.pages = static_cast<std::uint8_t>(s.pages + count);
+  pages_ += count;
+  proofs_[id.value()].key_known = false;  // made when it is needed: most never are
 }
 
 void PrefixTree::enter_bucket(SegmentId id) noexcept {
@@ -332,6 +484,15 @@ SegmentId PrefixTree::split(SegmentId lower, std::uint32_t keep_above) {
   link_child(upper, lower);
   l.hash = child_hash(upper, tokens(l), extra_of(l.extras.get(), l.first));
   enter_bucket(lower);
+
+  Proof& proof = proofs_[lower.value()];
+  if (proof.pages > 0) {  // the upper part counts as newer, as if the path had been told anew
+    Proof& above = proofs_[upper.value()];
+    above.pages = static_cast<std::uint8_t>(std::min<std::uint32_t>(proof.pages, keep_above));
+    proof.pages = static_cast<std::uint8_t>(proof.pages - above.pages);
+    link_proven(upper.value(), lower.value());
+    if (proof.pages == 0) unlink_proven(lower.value());
+  }
   if (on_split_) on_split_(lower, upper, l.first);
   return upper;
 }
@@ -482,6 +643,9 @@ void PrefixTree::trim(SegmentId id) noexcept {
     for (std::uint32_t leaf = 0; leaf < options_.leaves; ++leaf) any |= masks(s)[leaf];
     const auto needed = static_cast<std::uint32_t>(std::bit_width(any));
     if (needed == s.pages) return;
+    remember(id, needed);
+    pages_ -= s.pages - needed;
+    set_proven(id, std::min<std::uint32_t>(proofs_[id.value()].pages, needed));
     if (needed > 0) {
       s.pages = static_cast<std::uint8_t>(needed);
       while (s.extras != nullptr && !s.extras->empty() &&
@@ -506,23 +670,33 @@ void PrefixTree::clear() {
     if (s.chunk != nullptr) store_->give_back(s.chunk, s.size_class);
   }
   segments_.clear();
+  proofs_.clear();
   free_ids_.clear();
   roots_.clear();
+  history_.clear();
+  oldest_proven_ = newest_proven_ = none;
+  pages_ = proven_ = 0;
   std::fill(buckets_.begin(), buckets_.end(), none);
   live_segments_ = 0;
 }
 
 std::uint64_t PrefixTree::metadata_bytes() const noexcept {
-  return store_->bytes() + segments_.size() * sizeof(Segment) +
-         buckets_.size() * sizeof(std::uint32_t);
+  return store_->bytes() + segments_.size() * (sizeof(Segment) + sizeof(Proof)) +
+         buckets_.size() * sizeof(std::uint32_t) + history_.metadata_bytes();
 }
 
 void PrefixTree::audit() const {
   std::uint32_t used = 0;
+  std::uint64_t pages = 0;
+  std::uint64_t proven = 0;
+  std::uint32_t with_proof = 0;
   for (std::uint32_t i = 0; i < segments_.size(); ++i) {
     const Segment& s = segments_[i];
     if (!s.used || s.root) continue;
     ++used;
+    pages += s.pages;
+    proven += proofs_[i].pages;
+    with_proof += proofs_[i].pages > 0 ? 1 : 0;
     const auto check = [&](bool good, std::string_view equation) {
       if (!good) throw InvariantError(fmt::format("prefix tree: segment {}: {}", i, equation));
     };
@@ -531,6 +705,10 @@ void PrefixTree::audit() const {
     const Segment& up = segments_[s.parent];
     check(up.used, "its parent is in use");
     check(s.first == up.first + up.pages, "first page == parent's first + parent's pages");
+    check(proofs_[i].pages <= s.pages, "proven pages <= pages");
+    check(!proofs_[i].key_known || !proofs_[s.parent].key_known ||
+              proofs_[i].key == proofs_[s.parent].key + hash_of_pages(s, 0, s.pages),
+          "key == parent's key + hashes of its pages");
     check(s.hash == child_hash(SegmentId{s.parent}, tokens(s), extra_of(s.extras.get(), s.first)),
           "hash == hash of its first page under its parent");
     check(
@@ -548,6 +726,19 @@ void PrefixTree::audit() const {
   if (used != live_segments_) {
     throw InvariantError(
         fmt::format("prefix tree: segments in use {} == counted {}", used, live_segments_));
+  }
+  if (pages != pages_ || proven != proven_) {
+    throw InvariantError(fmt::format("prefix tree: pages {} == counted {}, of them proven {} == {}",
+                                     pages, pages_, proven, proven_));
+  }
+  std::uint32_t older = none;
+  for (std::uint32_t i = oldest_proven_; i != none; older = i, i = proofs_[i].newer) {
+    if (with_proof-- == 0 || proofs_[i].pages == 0 || proofs_[i].older != older) {
+      throw InvariantError(fmt::format("prefix tree: segment {} is out of the order of proof", i));
+    }
+  }
+  if (with_proof != 0 || older != newest_proven_) {
+    throw InvariantError("prefix tree: the order of proof lists all segments with proven pages");
   }
 }
 

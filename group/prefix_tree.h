@@ -4,6 +4,9 @@
 // what is compared are the tokens and extra keys themselves, so a collision of hashes costs time,
 // never foreign data.
 //
+// It remembers which pages were asked for twice (proven), in the order of the last time, and, by
+// key, what was here once: a second request proves a page that is long gone.
+//
 // It knows pages and blocks, no requests and no pool: whoever files a block here commits it there.
 // "Page" is a page of page_tokens tokens. A leaf with longer pages files its block at the page
 // where its own page ends. Page indices are absolute: page 0 is the first of the prompt.
@@ -23,6 +26,7 @@
 #include <vector>
 
 #include "kvleaf/group/chunk_store.h"
+#include "kvleaf/group/page_history.h"
 #include "kvleaf/group/page_key.h"
 #include "kvleaf/leaf/ids.h"
 
@@ -71,6 +75,7 @@ class PrefixTree {
     bool page_keys = false;            // keep the chained 128-bit key of each page
     bool ahead_tokens = false;         // keep, per page, the token that followed when it was filed
     std::uint64_t expected_pages = 0;  // sizes the table of children, and the reserved memory
+    std::uint64_t history_pages = 0;   // pages of the pool, for a memory of what is gone; 0: none
     PageHasher hasher;
   };
   explicit PrefixTree(Options options);
@@ -96,6 +101,27 @@ class PrefixTree {
     TreeCursor behind;
   };
   Common common_tokens(TreeCursor cursor, std::span<const Token> tokens) const;
+
+  /// How many leading pages of `tokens`, at most `max_pages`, are in the tree or were before they were
+  /// evicted; `path` is what match found of them. They are about to be filed: told once, the memory
+  /// of those that are gone makes room for others.
+  std::uint32_t recall(SegmentId root, std::span<const Token> tokens, const PageExtras& extras,
+                       const TreePath& path, std::uint32_t max_pages);
+
+  // ---- proof
+  // -------------------------------------------------------------------------------------
+  // The proven pages of a segment are its first ones, and all above it are proven too.
+  /// The first `pages` of the segment are proven, and were asked for just now. A path is told from
+  /// its deepest segment up, so that of what was asked for at once the deepest counts as oldest.
+  void prove(SegmentId segment, std::uint32_t pages);
+  /// All that is proven above the cursor was asked for just now. Returns how many pages that is.
+  std::uint32_t refresh_proven(TreeCursor cursor);
+  bool proven(SegmentId segment, std::uint32_t page) const noexcept;
+  /// The deepest proven page of what was asked for longest ago counts as proven no more; it is the
+  /// one behind which the cursor lies. None if nothing is proven.
+  std::optional<TreeCursor> unprove_oldest() noexcept;
+  std::uint64_t pages_in_all() const noexcept { return pages_; }
+  std::uint64_t proven_in_all() const noexcept { return proven_; }
 
   // ---- filing
   // ------------------------------------------------------------------------------------
@@ -191,6 +217,15 @@ class PrefixTree {
     std::size_t size = 0;
   };
 
+  /// What is known of a segment's past. Beside the segments, since a look-up does not need it.
+  struct Proof {
+    std::uint64_t key = 0;       // of the path to its last page, if key_known
+    std::uint32_t older = none;  // segments with proven pages are a doubly linked list
+    std::uint32_t newer = none;
+    std::uint8_t pages = 0;  // proven
+    bool key_known = false;
+  };
+
   Segment& at(SegmentId id) noexcept { return segments_[id.value()]; }
   const Segment& at(SegmentId id) const noexcept { return segments_[id.value()]; }
   std::uint32_t* masks(const Segment& s) const noexcept {
@@ -225,6 +260,14 @@ class PrefixTree {
   void leave_bucket(SegmentId id) noexcept;
   SegmentId split(SegmentId lower, std::uint32_t keep_above);
   void trim(SegmentId id) noexcept;
+  void remember(SegmentId id, std::uint32_t from) noexcept;
+  std::uint64_t page_hash(const Token* page, std::uint32_t number,
+                          const std::string* extra) const noexcept;
+  std::uint64_t hash_of_pages(const Segment& s, std::uint32_t from, std::uint32_t to) const noexcept;
+  std::uint64_t path_key(SegmentId id) noexcept;
+  void set_proven(SegmentId id, std::uint32_t pages) noexcept;
+  void link_proven(std::uint32_t id, std::uint32_t behind) noexcept;
+  void unlink_proven(std::uint32_t id) noexcept;
   std::uint32_t equal_pages(const Segment& s, std::uint32_t skip, const Token* tokens,
                             std::uint32_t pages, std::uint32_t first,
                             const PageExtras& extras) const;
@@ -237,6 +280,12 @@ class PrefixTree {
   std::vector<std::uint32_t> buckets_;   // power of two; first segment of a chain
   std::unordered_map<std::string, std::uint32_t> roots_;
   std::uint32_t live_segments_ = 0;  // used and not a root
+  PageHistory history_;
+  std::vector<Proof> proofs_;            // one per segment
+  std::uint32_t oldest_proven_ = none;   // the ends of their list
+  std::uint32_t newest_proven_ = none;
+  std::uint64_t pages_ = 0;              // of all segments
+  std::uint64_t proven_ = 0;             // of them
   OnSplit on_split_;
 };
 

@@ -119,7 +119,7 @@ struct Request {
   TreeCursor cursor;                  // behind its committed pages; its segment is pinned
   std::uint32_t committed = 0;        // pages filed in the tree
   std::uint32_t ahead_committed = 0;  // the same, of leaves that need the next token
-  std::uint32_t matched = 0;          // pages of its prompt that the tree knew at admission
+  std::uint32_t matched = 0;  // pages that were asked for before: what the tree held or remembered
   PageExtras extras;
   std::vector<std::uint32_t> begins;  // tokens at which media items and the encoder's input begin
   std::vector<Uncut> uncut;

@@ -130,14 +130,10 @@ void BlockManager::Impl::drop_pending(LeafId leaf, BlockId block) {
   }
 }
 
-Value BlockManager::Impl::value_with_kept(const Request& r, const LeafInfo& info, BlockId block,
-                                          std::uint32_t slot, bool kept) const {
-  // What somebody else's boundary needs stays kept, and what was proven stays proven.
-  return value_of(r, info, slot, kept) | (pool_->value(info.id, block) & lasting_bits());
-}
-
 void BlockManager::Impl::give_back_all(Request& r) {
   ++clock_;
+  if (caching_ && r.publish && options_.eviction == EvictionOrder::value)
+    r.matched = tree_->refresh_proven(r.cursor);
   for (const std::uint32_t leaf : text_) {
     const LeafInfo& info = info_[leaf];
     Row& row = r.rows[leaf];
@@ -145,7 +141,7 @@ void BlockManager::Impl::give_back_all(Request& r) {
       if (block == null_block) return;
       if (pool_->committed(info.id, block)) {
         pool_->revalue(info.id, block,
-                       value_with_kept(r, info, block, slot, kept_slot(r, info, slot)));
+                       value_with_kept(r, info, block, slot, kept_slot(r, info, slot), Proof::of_path));
       }
       drop_pending(info.id, block);
       give_back(r, info.id, block);

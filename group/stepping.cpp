@@ -512,7 +512,8 @@ void BlockManager::Impl::free_leaving(Request& r) {
       if (block == null_block) continue;
       if (pool_->look(info.id, block).committed) {
         if (slot >= run.until) run = kept_run(r, info, slot);
-        pool_->revalue(info.id, block, value_with_kept(r, info, block, slot, run.kept));
+        pool_->revalue(info.id, block,
+                       value_with_kept(r, info, block, slot, run.kept, Proof::of_page));
       }
       leaving_.push_back(block);
     }

@@ -33,6 +33,7 @@ struct ReplayArguments {
   std::string retention = "tail";
   std::string eviction = "value";
   bool verify = false;
+  bool bound = false;
   bool json = false;
   std::string report;       // file; "": none
   std::string leaf_module;  // file; "": the model's own leaves
@@ -157,8 +158,10 @@ void run(const ReplayArguments& arguments) {
                         .arena_bytes = manager.geometry().arena_bytes(),
                         .huge_bytes = manager.geometry().huge_bytes(),
                         .huge_blocks = manager.geometry().huge_blocks(),
-                        .verified = {}};
+                        .verified = {},
+                        .bound = {}};
   if (verifier) subject.verified = verifier->stats();
+  if (arguments.bound) subject.bound = bound(trace, how.page_tokens, prefix_pages(manager));
   if (report.wanted()) report.write(to_html(result, subject));
   fmt::print("{}",
              arguments.json ? to_json(result, subject).dump(2) + '\n' : to_text(result, subject));
@@ -195,6 +198,8 @@ Command add_replay(CLI::App& root) {
          "tokens_per_page) -> list, served by the python3 that KVLEAF_PYTHON names, that lies "
          "beside this command, or that PATH finds")
       ->type_name("FILE");
+  app->add_flag("--bound", arguments->bound,
+                "what LRU and an optimum that knows the future would reuse in as much memory");
   app->add_option("--report", arguments->report, "write charts to this file, as HTML")
       ->type_name("FILE");
   app->add_flag("--json", arguments->json, "print one JSON object and nothing else");

@@ -30,6 +30,15 @@ json to_json(const LeafBytes& bytes) {
           {"padding", std::llround(bytes.padding)}};
 }
 
+json to_json(const Bound& bound) {
+  return {{"cache_pages", bound.pages ? json(*bound.pages) : json()},
+          {"cache_tokens", bound.pages ? json(bound.tokens()) : json()},
+          {"lru_hit_pct", rounded(bound.lru_pct(), 6)},
+          {"lru_hit_tokens", bound.lru_hit_tokens},
+          {"optimum_hit_pct", rounded(bound.optimum_pct(), 6)},
+          {"optimum_hit_tokens", bound.optimum_hit_tokens}};
+}
+
 json to_json(const VerifyStats& stats) {
   return {{"scaled_down_by", stats.factor},
           {"arena_bytes", stats.arena_bytes},
@@ -164,6 +173,7 @@ json to_json(const Replay& replay, const ReplaySubject& subject) {
     entry["mean"] = to_json(leaf.mean);
     report["leaves"][leaf.id] = std::move(entry);
   }
+  if (subject.bound) report["bound"] = to_json(*subject.bound);
   if (subject.verified) report["verify"] = to_json(*subject.verified);
   return report;
 }
@@ -189,6 +199,12 @@ std::string to_text(const Replay& replay, const ReplaySubject& subject) {
                    grouped(subject.max_step_tokens), subject.retention, subject.eviction));
   line("reused", fmt::format("{:.2f} % ({} tokens); lost to: {}", replay.hit_pct(),
                              grouped(replay.hit_tokens), lost_by_group(replay)));
+  if (subject.bound) {
+    line("bound", fmt::format("LRU {:.2f} %, offline optimum {:.2f} %: prompts alone, in a cache of {}",
+                              subject.bound->lru_pct(), subject.bound->optimum_pct(),
+                              subject.bound->pages ? grouped(subject.bound->tokens()) + " tokens"
+                                                   : "any size"));
+  }
   line("refused", fmt::format("{} requests, {} answers; {} preemptions", grouped(replay.refused),
                               grouped(replay.growth_refused), grouped(replay.preemptions)));
   for (const RefusalReport& refusal : replay.refusals) {

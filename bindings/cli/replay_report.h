@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "bound.h"
 #include "kvleaf/pool/geometry.h"
 #include "replay.h"
 
@@ -30,6 +31,7 @@ struct ReplaySubject {
   std::uint64_t huge_bytes = 0;
   std::uint64_t huge_blocks = 0;
   std::optional<VerifyStats> verified;
+  std::optional<Bound> bound;
 };
 
 /// One object. Bytes of a leaf: `live`, `cached`, `clean`, `padding` are those of the moment when

@@ -63,6 +63,17 @@ class Served(unittest.TestCase):
                 else:
                     self.assertEqual(report["hit_tokens"], 0)
 
+    def test_bounds_are_printed_beside_what_was_reached(self):
+        report = self.report(AGENT, "--limit", 300, "--budget", "8GiB", "--bound")
+        bound = report["bound"]
+        self.assertEqual(bound["cache_pages"], report["leaves"]["full"]["blocks"])
+        self.assertEqual(bound["cache_tokens"], 16 * bound["cache_pages"])
+        self.assertLessEqual(bound["lru_hit_pct"], bound["optimum_hit_pct"])
+        self.assertLessEqual(report["hit_pct"], bound["optimum_hit_pct"])
+        self.assertNotIn("bound", self.report(AGENT, "--limit", 5))
+        text = replay(AGENT, "--limit", 300, "--budget", "8GiB", "--bound").stdout
+        self.assertIn(f"LRU {bound['lru_hit_pct']:.2f} %, offline optimum {bound['optimum_hit_pct']:.2f} %", text)
+
     def test_options_reach_the_manager(self):
         plain = self.report(AGENT, "--limit", 150, "--budget", "8GiB", model_name="gemma-3-27b")
         self.assertEqual((plain["page_tokens"], plain["max_live"], plain["max_step_tokens"]), (16, 64, 8192))
