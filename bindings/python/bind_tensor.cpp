@@ -1,6 +1,7 @@
 // Tensor: a view of a cache's memory, for NumPy and for every framework that speaks DLPack.
 #include <fmt/format.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <memory>

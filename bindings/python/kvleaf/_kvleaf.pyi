@@ -7,9 +7,11 @@ from collections.abc import (
     Mapping,
     Sequence
 )
+import enum
 import os
 from typing import Any
 
+import KVCacheMode
 import numpy
 import numpy.typing
 
@@ -1321,3 +1323,403 @@ def paged_attention(q: Any, pages: KVPages | Any, block_table: Any, seq_lens: An
 def _check_leaf(make_leaf: Callable[[], KVLeafRegion], *, page_tokens: int, max_len: int | None, seed: int, histories: int) -> tuple[bool, str, list[str], list[str]]: ...
 
 def _command(arguments: list[str], load: Callable[[str, list[KVLeafRegion], int], Iterable[KVLeafRegion]]) -> int: ...
+
+class Tensor:
+    """
+    A view of memory: of a cache, or taken over by from_dlpack. It computes nothing. numpy() and indexing give
+    NumPy views, __dlpack__ hands it to PyTorch, JAX, CuPy and the like; none of them copies, and all of them
+    keep the memory alive. Once its cache was reset, or a step's arrays serve a later step, a view is stale and
+    hands out nothing any more. NumPy knows no bfloat16 and float8: numpy() gives ml_dtypes' types where that
+    package is installed, and __array_interface__ (numpy.asarray) always the bits, as uint16 or uint8.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In elements."""
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def ndim(self) -> int: ...
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+
+    @property
+    def contiguous(self) -> bool: ...
+
+    @property
+    def stale(self) -> bool: ...
+
+    @property
+    def data_ptr(self) -> int:
+        """Address of the first element."""
+
+    def numpy(self) -> numpy.typing.NDArray[Any]:
+        """A NumPy view. Raises StepError of a stale tensor."""
+
+    def permuted(self, *order: int) -> Tensor:
+        """The dimensions in another order, without a copy."""
+
+    @staticmethod
+    def from_dlpack(source: object) -> Tensor:
+        """
+        A view of another framework's tensor, without a copy. Raises InvalidArgument for an element type or device
+        without a name here.
+        """
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+    def __array__(self, dtype: object = None, copy: object = None) -> numpy.typing.NDArray[Any]: ...
+
+    def __dlpack__(self, *, stream: object = None, max_version: object = None, dl_device: object = None, copy: object = None) -> Any: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: Any) -> Any:
+        """As of numpy()."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """As of numpy()."""
+
+    def __repr__(self) -> str: ...
+
+    def __reduce_ex__(self, protocol: object) -> str: ...
+
+class KVCacheMode(enum.Enum):
+    """How a KVCache keeps its entries."""
+
+    slotted = 0
+    """Each slot owns max_len entries of every layer; no table, no reuse."""
+
+    paged = 1
+    """
+    Entries lie in pages of one pool, found through tables; prefixes are reused.
+    """
+
+class KVCacheConfig:
+    """What a KVCache is made for."""
+
+    def __init__(self, num_layers: int, max_seqs: int, max_len: int, mode: KVCacheMode | str = KVCacheMode.paged, page_tokens: int = 16, budget_bytes: int | None = None, dtype: object = 'bfloat16', device: str = 'cpu', max_encoder_len: int = 0, enable_prefix_caching: bool = True, *, max_step_tokens: int | None = None, retention: str | int = 'tail') -> None:
+        """
+        max_seqs: slots; max_len: tokens of one. page_tokens: prefixes are reused at multiples of it.
+        budget_bytes: of the pool; None: what lets every slot reach max_len. dtype: of keys, values and latents.
+        max_encoder_len: encoder tokens of one slot, needed for cross attention. max_step_tokens: of all rows of
+        one step together; None: max_seqs * max_len, at most the larger of max_len and 32,768.
+        """
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def max_seqs(self) -> int: ...
+
+    @property
+    def max_len(self) -> int: ...
+
+    @property
+    def mode(self) -> KVCacheMode: ...
+
+    @property
+    def page_tokens(self) -> int: ...
+
+    @property
+    def budget_bytes(self) -> int | None: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def max_encoder_len(self) -> int: ...
+
+    @property
+    def enable_prefix_caching(self) -> bool: ...
+
+    @property
+    def max_step_tokens(self) -> int:
+        """0: not given."""
+
+    def __repr__(self) -> str: ...
+
+    def __reduce_ex__(self, protocol: object) -> str: ...
+
+class KVLayerSpec:
+    """
+    What one layer of a model keeps between tokens, in the numbers of one rank.
+    """
+
+    @staticmethod
+    def attention(kv_heads: int, head_dim: int, window: int | None = None, sinks: int = 0, chunk: int | None = None, *, value_head_dim: int | None = None) -> KVLayerSpec:
+        """
+        Keys and values of the text: of all tokens, of the last `window` (the query counted) and the first `sinks`,
+        or of the query's own chunk.
+        """
+
+    @staticmethod
+    def latent(width: int) -> KVLayerSpec:
+        """
+        One entry of `width` elements per token, for all heads, keys and values (MLA).
+        """
+
+    @staticmethod
+    def shared(layer: int) -> KVLayerSpec:
+        """Keeps nothing: reads what an earlier layer keeps."""
+
+    @staticmethod
+    def state(conv: Iterable[tuple[int, int]] = (), heads: int = 0, k_dim: int = 0, v_dim: int = 0, dtype: object = 'float32', *, conv_dtype: object = None) -> KVLayerSpec:
+        """
+        A state of fixed size: convolution windows (dim, inputs kept) and a recurrent slab [heads, k_dim, v_dim].
+        conv_dtype: of the windows; None: dtype.
+        """
+
+    @staticmethod
+    def cross_attention(kv_heads: int, head_dim: int) -> KVLayerSpec:
+        """Keys and values of an encoder's tokens."""
+
+    @staticmethod
+    def none() -> KVLayerSpec:
+        """Keeps nothing."""
+
+    def __add__(self, other: KVLayerSpec) -> KVLayerSpec:
+        """A layer that keeps both."""
+
+    def __eq__(self, arg: object, /) -> bool: ...
+
+    def __repr__(self) -> str: ...
+
+    __hash__: None = None
+
+    def __reduce_ex__(self, protocol: object) -> str: ...
+
+class StepIndices:
+    """
+    The index tensors of one step, on the host: views on the cache's memory, for a batch in the order given. Valid
+    until the step after next was prepared; then its tensors are stale.
+    """
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of all sequences."""
+
+    @property
+    def max_seqlen_q(self) -> int: ...
+
+    @property
+    def max_seqlen_k(self) -> int: ...
+
+    @property
+    def slot_ids(self) -> Tensor:
+        """[batch] int32"""
+
+    @property
+    def cu_seqlens_q(self) -> Tensor:
+        """[batch + 1] int32"""
+
+    @property
+    def cu_seqlens_k(self) -> Tensor:
+        """[batch + 1] int32, of seq_lens"""
+
+    @property
+    def past_lens(self) -> Tensor:
+        """[batch] int32: tokens before this step"""
+
+    @property
+    def seq_lens(self) -> Tensor:
+        """[batch] int32: with it"""
+
+    @property
+    def encoder_lens(self) -> Tensor:
+        """[batch] int32: encoder tokens; zeros without cross attention"""
+
+    @property
+    def positions(self) -> Tensor:
+        """[num_tokens] int64: of each new token in its sequence"""
+
+    def slot_mapping(self, layer: int | None = None, *, part: str = 'own') -> Tensor | None:
+        """
+        [num_tokens] int64: where a layer's entry of each new token goes. Paged: page * entries per page + entry in
+        the page; slotted: slot * entries per slot + entry. None for a layer that is not written token by token.
+        """
+
+    def block_table(self, layer: int | None = None, *, part: str = 'own') -> Tensor | None:
+        """
+        [batch, columns] int32: the pages of each sequence, 0 where none is reached. layer may be left out where all
+        layers share one table. None in a slotted cache.
+        """
+
+    def csr(self, layer: int | None = None, *, part: str = 'own') -> tuple[Tensor, Tensor, Tensor] | None:
+        """
+        The same as (indptr [batch + 1], indices [indptr[batch]], last_page_len [batch]), int32.
+        """
+
+    def __repr__(self) -> str: ...
+
+    def __reduce_ex__(self, protocol: object) -> str: ...
+
+class KVCache:
+    """
+    The whole cache of one model, in slots. An attention implementation appends to and attends through the tensors
+    it hands out. One step at a time: prepare_step begins one, and the next call that changes the cache takes its
+    forward for done; where it failed, call abandon_step. What raises has changed nothing. One thread owns a cache.
+    """
+
+    @staticmethod
+    def make(config: KVCacheConfig, layer_specs: Iterable[KVLayerSpec], *, memory: object = None) -> KVCache:
+        """
+        One spec per layer. memory: what to lay the cache in, uint8 [memory_bytes] on a multiple of 256 bytes; None:
+        its own. Warns where the budget does not let a sequence reach max_len.
+        """
+
+    @staticmethod
+    def from_config(json: str | os.PathLike[str] | dict[str, Any], *, max_seqs: int, max_len: int | None = None, mode: KVCacheMode | str = KVCacheMode.paged, page_tokens: int = 16, budget_bytes: int | None = None, dtype: object = None, device: str = 'cpu', max_encoder_len: int | None = None, enable_prefix_caching: bool = True, max_step_tokens: int | None = None, retention: str | int = 'tail') -> KVCache:
+        """
+        From a published config.json: its path, its text or a dict of it. max_len, max_encoder_len and dtype are the
+        model's where they are None. Raises ConfigError that names the key and what is accepted.
+        """
+
+    @staticmethod
+    def memory_bytes(config: KVCacheConfig, layer_specs: Iterable[KVLayerSpec]) -> int:
+        """Bytes that make would lay the cache in."""
+
+    def mode(self) -> KVCacheMode:
+        """The serving mode it was built with."""
+
+    @property
+    def config(self) -> KVCacheConfig:
+        """As given, with what was left out filled in."""
+
+    @property
+    def layer_specs(self) -> list[KVLayerSpec]: ...
+
+    def longest_request(self) -> int:
+        """Tokens of the longest sequence that the empty cache serves."""
+
+    def admit(self, batch_idx: int, prompt_ids: object, addressable_len: int = -1, *, encoder_digest: str | bytes | int | None = None, encoder_len: int | None = None, salt: str | bytes = b'', adapter: str = '') -> int:
+        """
+        Paged only: binds the longest cached prefix into a fresh slot; returns the number of leading tokens whose
+        entries are there, always less than all. addressable_len: leading tokens that may be matched; -1: all.
+        encoder_digest: identity of the encoder's input; without one a cache with cross attention reuses nothing.
+        encoder_len: its tokens; None: max_encoder_len are reserved, and fill says how many there are; 0: none.
+        """
+
+    def reserve(self, slot_ids: object, n_new_per_seq: Sequence[int]) -> Tensor:
+        """
+        Paged only: reserves this step's new tokens per slot; returns the write offset of each sequence before the
+        advance, [n] int32. prepare_step of the very same rows then only describes that step.
+        """
+
+    def prepare_step(self, cu_seqlens_q: Sequence[int], past_len: Sequence[int], slot_ids: Sequence[int]) -> StepIndices:
+        """
+        Turns one step's host-side description into the index tensors of a variable-length forward; a paged cache
+        also reserves the step's pages. cu_seqlens_q: [n + 1] from 0; past_len: what seq_lens says of each slot.
+        Raises PoolExhausted where not all rows fit; none was served then.
+        """
+
+    def retire(self, batch_idx: int, full_token_ids: object, addressable_len: int = -1) -> None:
+        """
+        Paged only: ends a finished session and keeps its pages addressable for later admits; evict_batch is for the
+        cancel or error path. full_token_ids: prompt and generated.
+        """
+
+    def evict_batch(self, batch_idx: int) -> None:
+        """Frees a slot's stored entries; its seq_lens entry returns to 0."""
+
+    def fill(self, layer: int, batch_idx: int, k: object, v: object) -> None:
+        """
+        Fills a cross-attention layer's keys and values for one slot in one call, [t_enc, kv_heads, head_dim] each:
+        Tensors, NumPy arrays (of bfloat16: ml_dtypes', or its bits as uint16), or what speaks DLPack.
+        """
+
+    def keys(self, layer: int, *, part: str = 'own') -> Tensor:
+        """
+        The layer's storage: paged [pages + 1, entries, kv_heads, head_dim], page 0 the null page; slotted [max_seqs,
+        entries, kv_heads, head_dim]. None where it has none. part: 'own', or of a layer that keeps several things
+        'compressed', 'indexer', 'cross'.
+        """
+
+    def values(self, layer: int, *, part: str = 'own') -> Tensor:
+        """As keys. None of latents."""
+
+    def keys_values(self, layer: int, *, part: str = 'own') -> Tensor:
+        """
+        Both, [pages + 1, 2, entries, kv_heads, head_dim]; None where they differ in width.
+        """
+
+    def conv_state(self, layer: int, index: int = 0) -> Tensor:
+        """
+        The state layer's index-th convolution window, [max_seqs, dim, width]; None where it has none.
+        """
+
+    def recurrent_state(self, layer: int) -> Tensor:
+        """
+        The state layer's recurrent slab, [max_seqs, heads, k_dim, v_dim]; None where it has none.
+        """
+
+    def paged_block_table(self, layer: int | None = None, *, part: str = 'own') -> Tensor | None:
+        """
+        [max_seqs, max_blocks_per_seq] int32, a row per slot, kept up to date in place. layer may be left out where
+        all layers share one table. None for a cache, or a layer, without pages.
+        """
+
+    def seq_lens(self) -> Tensor:
+        """
+        [max_seqs] int32: tokens that each slot holds, the step under way included.
+        """
+
+    def encoder_lens(self) -> Tensor:
+        """[max_seqs] int32: encoder tokens that each slot holds."""
+
+    def update_position(self, batch_idx: int, new_pos: int) -> None:
+        """
+        Sets a slot's effective length: shorter for rejected drafts, before any other call; longer in a slotted cache
+        only. Raises RequestError, naming a length that works, where a window or a state of then is not held.
+        """
+
+    def reset(self) -> None:
+        """
+        Drops all stored entries of every slot and layer. Tensors handed out before are stale; arrays made of them
+        keep the bytes of before, which the cache uses no more.
+        """
+
+    def next_stop(self, batch_idx: int) -> int | None:
+        """
+        Where a step should end so that a state can be resumed there, in tokens; None: anywhere.
+        """
+
+    def encoder_filled(self, batch_idx: int) -> bool:
+        """
+        False: the layers of cross attention still have to be filled for this slot.
+        """
+
+    def abandon_step(self) -> None:
+        """
+        The forward of the step prepared last failed: its slots go back to the deepest length at which everything is
+        held. seq_lens says which.
+        """
+
+    def audit(self) -> None:
+        """
+        Recounts everything; raises InvariantError that names the first broken equation.
+        """
+
+    def __repr__(self) -> str: ...
+
+    def __reduce_ex__(self, protocol: object) -> str: ...
