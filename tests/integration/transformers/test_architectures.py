@@ -19,7 +19,7 @@ def test_answers_are_those_of_the_default_cache(name):
     assert outcome.wrong_tokens() == 0
     # float32 sums in another order, which gated delta rules amplify. Logits have a spread near 1:
     # one wrong entry moves them by far more.
-    assert outcome.max_difference() < (2e-4 if name in DELTA_RULES else 3e-5)
+    assert outcome.max_difference() < (2e-4 if name in DELTA_RULES else 1e-4)
 
     hits = [result.hit_tokens for of in outcome.results for result in of]
     # system + 20 and three samples of one prompt; system + 9, a short one, the sampled prompt
