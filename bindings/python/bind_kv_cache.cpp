@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <concepts>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -142,11 +143,12 @@ void bind_config(nb::module_& m) {
           "page_tokens"_a = 16, "budget_bytes"_a = nb::none(), "dtype"_a = "bfloat16",
           "device"_a = "cpu", "max_encoder_len"_a = 0, "enable_prefix_caching"_a = true,
           nb::kw_only(), "max_step_tokens"_a = nb::none(), "retention"_a = "tail",
-          nb::sig("def __init__(self, num_layers: int, max_seqs: int, max_len: int, mode: "
-                  "KVCacheMode | str = KVCacheMode.paged, page_tokens: int = 16, budget_bytes: int "
-                  "| None = None, dtype: object = 'bfloat16', device: str = 'cpu', "
-                  "max_encoder_len: int = 0, enable_prefix_caching: bool = True, *, "
-                  "max_step_tokens: int | None = None, retention: str | int = 'tail') -> None"),
+          nb::sig(
+              "def __init__(self, num_layers: int, max_seqs: int, max_len: int, mode: "
+              "KVCacheMode | str = KVCacheMode['paged'], page_tokens: int = 16, budget_bytes: int "
+              "| None = None, dtype: object = 'bfloat16', device: str = 'cpu', "
+              "max_encoder_len: int = 0, enable_prefix_caching: bool = True, *, "
+              "max_step_tokens: int | None = None, retention: str | int = 'tail') -> None"),
           "max_seqs: slots; max_len: tokens of one. page_tokens: prefixes are reused at multiples "
           "of it.\n"
           "budget_bytes: of the pool; None: what lets every slot reach max_len. dtype: of keys, "
@@ -263,9 +265,10 @@ void bind_spec(nb::module_& m) {
             return given != nullptr && self == *given;
           },
           equal)
+      .def("__hash__",
+           [](const KVLayerSpec& self) { return std::hash<std::string>{}(to_string(self)); })
       .def("__repr__",
            [](const KVLayerSpec& self) { return fmt::format("KVLayerSpec({})", to_string(self)); });
-  spec.attr("__hash__") = nb::none();
   refuse_pickle(spec, "make it anew from its numbers");
 }
 
@@ -337,10 +340,10 @@ void bind_indices(nb::module_& m) {
   refuse_pickle(indices, "its arrays are one process's memory; numpy().copy() of them can be");
 }
 
-#define KVLEAF_CONFIG_SIG                                                                      \
-  "max_seqs: int, max_len: int | None = None, mode: KVCacheMode | str = KVCacheMode.paged, "   \
-  "page_tokens: int = 16, budget_bytes: int | None = None, dtype: object = None, device: str " \
-  "= 'cpu', max_encoder_len: int | None = None, enable_prefix_caching: bool = True, "          \
+#define KVLEAF_CONFIG_SIG                                                                       \
+  "max_seqs: int, max_len: int | None = None, mode: KVCacheMode | str = KVCacheMode['paged'], " \
+  "page_tokens: int = 16, budget_bytes: int | None = None, dtype: object = None, device: str "  \
+  "= 'cpu', max_encoder_len: int | None = None, enable_prefix_caching: bool = True, "           \
   "max_step_tokens: int | None = None, retention: str | int = 'tail'"
 
 void bind_kv_cache_class(nb::module_& m) {
@@ -369,7 +372,7 @@ void bind_kv_cache_class(nb::module_& m) {
               return KVCache::make(copy, specs, where);
             }());
           },
-          "config"_a, "layer_specs"_a, nb::kw_only(), "memory"_a = nb::none(),
+          "config"_a.none(), "layer_specs"_a, nb::kw_only(), "memory"_a = nb::none(),
           nb::sig("def make(config: KVCacheConfig, layer_specs: "
                   "collections.abc.Iterable[KVLayerSpec], *, memory: object = None) -> KVCache"),
           nb::rv_policy::take_ownership,

@@ -250,8 +250,7 @@ void bind_tensor(nb::module_& m) {
             return array;
           },
           "dtype"_a = nb::none(), "copy"_a = nb::none(),
-          nb::sig("def __array__(self, dtype: object = None, copy: object = None) -> "
-                  "numpy.typing.NDArray[typing.Any]"))
+          nb::sig("def __array__(self, dtype: object = None, copy: object = None) -> typing.Any"))
       .def("__dlpack__", &dlpack_of, nb::kw_only(), "stream"_a = nb::none(),
            "max_version"_a = nb::none(), "dl_device"_a = nb::none(), "copy"_a = nb::none(),
            nb::sig("def __dlpack__(self, *, stream: object = None, max_version: object = None, "

@@ -1,4 +1,4 @@
-"""KVCache from Python: the published interface, tensors, errors, lifetimes, layouts of kernel libraries."""
+"""KVCache from Python: its interface, tensors, errors, lifetimes; layouts of kernel libraries."""
 
 import copy
 import gc
@@ -9,10 +9,9 @@ import threading
 import weakref
 from pathlib import Path
 
+import kvleaf
 import numpy as np
 import pytest
-
-import kvleaf
 from kvleaf import KVCache, KVCacheConfig, KVCacheMode, KVLayerSpec
 
 MODELS = Path(__file__).resolve().parents[1] / "data" / "models"
@@ -44,7 +43,12 @@ REQUIRED = inspect.Parameter.empty
 
 # Name, then parameters with their defaults; None: a property. What kvleaf adds is keyword-only.
 REGION = {
-    "__init__": {"leaf_id": REQUIRED, "group_id": REQUIRED, "bytes_per_page": REQUIRED, "*stride_alignment": None},
+    "__init__": {
+        "leaf_id": REQUIRED,
+        "group_id": REQUIRED,
+        "bytes_per_page": REQUIRED,
+        "*stride_alignment": None,
+    },
     "leaf_id": None,
     "group_id": None,
     "bytes_per_page": None,
@@ -104,11 +108,19 @@ def test_the_published_interface_is_complete(cls, name, wanted):
         assert optional and (key.startswith("*") or (name, key) == ("paged_block_table", "layer"))
 
 
+def test_specs_are_values():
+    assert attention() == attention() and hash(attention()) == hash(attention())
+    assert attention() != attention(window=4)
+    assert repr(attention(window=4) + state()) == (
+        "KVLayerSpec(window 4, 2 x 8 + state conv_0[6,3] conv_1[4,2] recurrent[2,4,5])"
+    )
+
+
 def test_config_and_specs_have_their_published_parameters():
     names = list(inspect.signature(KVCacheConfig).parameters)
     assert names[:10] == [
-        "num_layers", "max_seqs", "max_len", "mode", "page_tokens", "budget_bytes", "dtype", "device",
-        "max_encoder_len", "enable_prefix_caching",
+        "num_layers", "max_seqs", "max_len", "mode", "page_tokens", "budget_bytes", "dtype",
+        "device", "max_encoder_len", "enable_prefix_caching",
     ]  # fmt: skip
     defaults = {k: p.default for k, p in inspect.signature(KVCacheConfig).parameters.items()}
     assert defaults["mode"] is KVCacheMode.paged and defaults["dtype"] == "bfloat16"
@@ -215,7 +227,8 @@ def test_numpy_views_alias_the_memory_and_keep_it():
 
 
 @pytest.mark.parametrize(
-    "dtype, bits, bytes_", [("bfloat16", np.uint16, 2), ("float8_e4m3", np.uint8, 1), ("float16", np.float16, 2)]
+    "dtype, bits, bytes_",
+    [("bfloat16", np.uint16, 2), ("float8_e4m3", np.uint8, 1), ("float16", np.float16, 2)],
 )
 def test_types_without_a_numpy_name_are_seen_as_their_bits(dtype, bits, bytes_):
     cache = make(attention(), dtype=dtype)
@@ -228,7 +241,11 @@ def test_types_without_a_numpy_name_are_seen_as_their_bits(dtype, bits, bytes_):
     except ImportError:
         assert keys.numpy().dtype == bits
     else:
-        names = {"bfloat16": ml_dtypes.bfloat16, "float8_e4m3": ml_dtypes.float8_e4m3fn, "float16": np.float16}
+        names = {
+            "bfloat16": ml_dtypes.bfloat16,
+            "float8_e4m3": ml_dtypes.float8_e4m3fn,
+            "float16": np.float16,
+        }
         assert keys.numpy().dtype == np.dtype(names[dtype])
 
 
@@ -352,6 +369,7 @@ def test_errors_are_typed_and_change_nothing():
         (lambda: cache.keys(1), kvleaf.InvalidArgument),
         (lambda: cache.keys(0, part="half"), kvleaf.InvalidArgument),
         (lambda: cache.update_position(0, 9), kvleaf.RequestError),
+        (lambda: KVCache.make(None, []), kvleaf.InvalidArgument),
         (lambda: make(attention(), device="cuda:0"), kvleaf.InvalidArgument),
         (lambda: make(attention(), mode="other"), kvleaf.InvalidArgument),
     ]:
@@ -462,9 +480,10 @@ def contract(tensor, dtype, shape):
 
 def test_flash_attention_takes_the_arrays_of_a_step(batch):
     # flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=, block_table=), and
-    # flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table=):
-    # caches [num_blocks, page_block_size, kv_heads, head_dim], block_table int32 [batch, max_blocks] with a
-    # contiguous last dimension, cache_seqlens int32 [batch], cu_seqlens int32 [batch + 1].
+    # flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+    # block_table=): caches [num_blocks, page_block_size, kv_heads, head_dim], block_table int32
+    # [batch, max_blocks] with a contiguous last dimension, cache_seqlens int32 [batch],
+    # cu_seqlens int32 [batch + 1].
     cache, step = batch
     for layer in range(3):
         keys = contract(cache.keys(layer), np.float16, cache.keys(layer).shape)
@@ -480,9 +499,9 @@ def test_flash_attention_takes_the_arrays_of_a_step(batch):
 
 
 def test_vllm_s_kernels_take_the_arrays_of_a_step(batch):
-    # reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping int64 [tokens], ...): entry
-    # slot // block_size, slot % block_size; the caches are strided by block. One tensor of both is
-    # [2, num_blocks, block_size, kv_heads, head_size], taken apart by unbind(0).
+    # reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping int64 [tokens], ...):
+    # entry slot // block_size, slot % block_size; the caches are strided by block. One tensor of
+    # both is [2, num_blocks, block_size, kv_heads, head_size], taken apart by unbind(0).
     cache, step = batch
     for layer in range(3):
         slots = contract(step.slot_mapping(layer), np.int64, (27,))
@@ -503,7 +522,8 @@ def test_vllm_s_kernels_take_the_arrays_of_a_step(batch):
 def test_flashinfer_takes_the_arrays_of_a_step(batch, layout):
     # BatchPrefillWithPagedKVCacheWrapper.plan(qo_indptr, paged_kv_indptr, paged_kv_indices,
     # paged_kv_last_page_len, ...): int32; run(q, paged_kv_cache): a pair or one tensor
-    # [pages, 2, page_size, kv_heads, head_dim] (NHD) or [pages, 2, kv_heads, page_size, head_dim] (HND).
+    # [pages, 2, page_size, kv_heads, head_dim] (NHD) or [pages, 2, kv_heads, page_size, head_dim]
+    # (HND).
     cache, step = batch
     indptr, indices, last = step.csr(0)
     assert list(contract(indptr, np.int32, (4,))) == [0, 3, 5, 7]

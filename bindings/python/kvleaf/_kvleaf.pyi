@@ -11,7 +11,6 @@ import enum
 import os
 from typing import Any
 
-import KVCacheMode
 import numpy
 import numpy.typing
 
@@ -1379,7 +1378,7 @@ class Tensor:
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
 
-    def __array__(self, dtype: object = None, copy: object = None) -> numpy.typing.NDArray[Any]: ...
+    def __array__(self, dtype: object = None, copy: object = None) -> Any: ...
 
     def __dlpack__(self, *, stream: object = None, max_version: object = None, dl_device: object = None, copy: object = None) -> Any: ...
 
@@ -1411,7 +1410,7 @@ class KVCacheMode(enum.Enum):
 class KVCacheConfig:
     """What a KVCache is made for."""
 
-    def __init__(self, num_layers: int, max_seqs: int, max_len: int, mode: KVCacheMode | str = KVCacheMode.paged, page_tokens: int = 16, budget_bytes: int | None = None, dtype: object = 'bfloat16', device: str = 'cpu', max_encoder_len: int = 0, enable_prefix_caching: bool = True, *, max_step_tokens: int | None = None, retention: str | int = 'tail') -> None:
+    def __init__(self, num_layers: int, max_seqs: int, max_len: int, mode: KVCacheMode | str = KVCacheMode['paged'], page_tokens: int = 16, budget_bytes: int | None = None, dtype: object = 'bfloat16', device: str = 'cpu', max_encoder_len: int = 0, enable_prefix_caching: bool = True, *, max_step_tokens: int | None = None, retention: str | int = 'tail') -> None:
         """
         max_seqs: slots; max_len: tokens of one. page_tokens: prefixes are reused at multiples of it.
         budget_bytes: of the pool; None: what lets every slot reach max_len. dtype: of keys, values and latents.
@@ -1499,9 +1498,9 @@ class KVLayerSpec:
 
     def __eq__(self, arg: object, /) -> bool: ...
 
-    def __repr__(self) -> str: ...
+    def __hash__(self) -> int: ...
 
-    __hash__: None = None
+    def __repr__(self) -> str: ...
 
     def __reduce_ex__(self, protocol: object) -> str: ...
 
@@ -1589,7 +1588,7 @@ class KVCache:
         """
 
     @staticmethod
-    def from_config(json: str | os.PathLike[str] | dict[str, Any], *, max_seqs: int, max_len: int | None = None, mode: KVCacheMode | str = KVCacheMode.paged, page_tokens: int = 16, budget_bytes: int | None = None, dtype: object = None, device: str = 'cpu', max_encoder_len: int | None = None, enable_prefix_caching: bool = True, max_step_tokens: int | None = None, retention: str | int = 'tail') -> KVCache:
+    def from_config(json: str | os.PathLike[str] | dict[str, Any], *, max_seqs: int, max_len: int | None = None, mode: KVCacheMode | str = KVCacheMode['paged'], page_tokens: int = 16, budget_bytes: int | None = None, dtype: object = None, device: str = 'cpu', max_encoder_len: int | None = None, enable_prefix_caching: bool = True, max_step_tokens: int | None = None, retention: str | int = 'tail') -> KVCache:
         """
         From a published config.json: its path, its text or a dict of it. max_len, max_encoder_len and dtype are the
         model's where they are None. Raises ConfigError that names the key and what is accepted.

@@ -21,7 +21,7 @@ def install(public: Iterable[Any]) -> None:
 
 
 class _ClassSignature:
-    """Of a class and those derived from it: inspect of early 3.11 sees only an __init__ in Python."""
+    """Of a class and those derived from it: early 3.11 sees only an __init__ in Python."""
 
     def __get__(self, instance: Any, owner: type) -> inspect.Signature:
         for base in owner.__mro__:
@@ -53,10 +53,11 @@ def _signature(function: Any) -> inspect.Signature:
     def value_of(node: ast.expr | None) -> Any:
         if node is None:
             return inspect.Parameter.empty
-        if isinstance(node, ast.Subscript):
-            return defaults[ast.literal_eval(node.slice)]
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):  # of an enum
-            return getattr(getattr(_kvleaf, node.value.id), node.attr)
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+            key = ast.literal_eval(node.slice)
+            if node.value.id == "_defaults":
+                return defaults[key]
+            return getattr(_kvleaf, node.value.id)[key]  # of an enum
         return ast.literal_eval(node)
 
     def parameter(argument: ast.arg, kind: Any, default: ast.expr | None) -> inspect.Parameter:
