@@ -49,7 +49,8 @@ class LastWriter {
     const std::uint32_t huge = of.divider.quotient(block.value() - 1);
     if (huge_blocks_[huge].page_class != of.page_class)
       return;  // forgotten with the whole huge block
-    writers_[std::size_t{huge} * most_ + (block.value() - 1 - huge * of.divider.ratio())] = somebody;
+    writers_[std::size_t{huge} * most_ + (block.value() - 1 - huge * of.divider.ratio())] =
+        somebody;
   }
 
   /// Of a block that the leaf has.

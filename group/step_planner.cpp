@@ -15,8 +15,8 @@
 namespace kvleaf {
 namespace {
 
-// Tables of long requests spread the entries that a step writes over as many memory pages as there are
-// rows: huge pages keep them within reach of the processor's address translation.
+// Tables of long requests spread the entries that a step writes over as many memory pages as there
+// are rows: huge pages keep them within reach of the processor's address translation.
 constexpr std::size_t huge_page = std::size_t{2} << 20;
 
 struct Free {
@@ -207,11 +207,11 @@ class StepPlanner::Impl {
   std::vector<StepPlan> plans_;  // one per host set
   std::uint64_t plans_made_ = 0;
   std::vector<Owner> owners_;
-  std::vector<RowPlan> rows_;                         // of this plan
-  std::vector<std::span<const BlockId>> full_;        // scratch
-  std::vector<BlockId> state_blocks_;  // scratch: what full_ points to for states
-  std::vector<BlockId> boundaries_;    // scratch: what RowDelta::boundary_blocks points to
-  std::size_t observer_ = 0;                          // our entry of Row::changed
+  std::vector<RowPlan> rows_;                   // of this plan
+  std::vector<std::span<const BlockId>> full_;  // scratch
+  std::vector<BlockId> state_blocks_;           // scratch: what full_ points to for states
+  std::vector<BlockId> boundaries_;             // scratch: what RowDelta::boundary_blocks points to
+  std::size_t observer_ = 0;                    // our entry of Row::changed
 };
 
 StepPlanner::Impl::Impl(BlockManager& manager, PlannerOptions options)
@@ -328,8 +328,7 @@ void StepPlanner::Impl::check(std::span<const StepRequest> batch,
   if (core_.encoders_.empty()) return;
   for (std::size_t i = 0; i < batch.size(); ++i) {
     const Request* r = core_.find(batch[i].request);
-    if (r != nullptr && r->encoder != nullptr &&
-        r->encoder->tokens > options_.max_encoder_tokens) {
+    if (r != nullptr && r->encoder != nullptr && r->encoder->tokens > options_.max_encoder_tokens) {
       throw PlanShapeError(
           fmt::format("row {}: request {} has {} encoder tokens; the planner was built for {}", i,
                       r->id.value(), r->encoder->tokens, options_.max_encoder_tokens));
@@ -512,7 +511,8 @@ void StepPlanner::Impl::stage(LeafPlan& leaf, Set& set, std::uint64_t step) {
   }
   for (std::size_t i = rows_.size(); i < set.batch; ++i) {
     std::uint32_t* const filled = leaf.deltas[i].filled_columns;
-    leaf.deltas[i] = {.new_owner = owners_[i].serial != 0, .padding = true, .filled_columns = filled};
+    leaf.deltas[i] = {
+        .new_owner = owners_[i].serial != 0, .padding = true, .filled_columns = filled};
   }
   std::uint32_t deepest = 1;
   for (std::uint32_t i = 0; i < set.batch; ++i) deepest = std::max(deepest, leaf.depths[i]);

@@ -22,8 +22,8 @@ struct PlannerOptions {
   std::uint32_t max_batch = 0;           // rows, dummy rows included
   std::uint32_t max_step_tokens = 0;     // tokens of all rows together
   std::uint32_t max_encoder_tokens = 0;  // of one row; 0: max_len or 8,192, whichever is more
-  /// Columns of tables are rounded up to a multiple of it: kernels that read several at a time find null
-  /// blocks behind the last slot.
+  /// Columns of tables are rounded up to a multiple of it: kernels that read several at a time find
+  /// null blocks behind the last slot.
   std::uint32_t column_multiple = 1;
 };
 

@@ -1,7 +1,7 @@
-// Attention of one query head over pages, by a group of lanes: what a device runs for each token and
-// head. Plain, as its reference is; nothing is checked, but nothing outside of tables and pages is read
-// either: a slot that the table does not hold, or that names no block, is passed over. Not part of what
-// kernels.h offers.
+// Attention of one query head over pages, by a group of lanes: what a device runs for each token
+// and head. Plain, as its reference is; nothing is checked, but nothing outside of tables and pages
+// is read either: a slot that the table does not hold, or that names no block, is passed over. Not
+// part of what kernels.h offers.
 #pragma once
 
 #include <cmath>
@@ -121,12 +121,11 @@ KVLEAF_HD void attend(const AttentionWork& work, std::int64_t token, std::uint32
       const auto number = [&](std::uint64_t offset, std::uint64_t scale_offset, unsigned d) {
         const float value = load_number_at(work.pages.number, page + offset, d);
         if (work.granularity == 0) return value;
-        return value * load_number_at(work.scales.number, scale_page + scale_offset,
-                                      d / work.granularity);
+        return value *
+               load_number_at(work.scales.number, scale_page + scale_offset, d / work.granularity);
       };
       const std::uint64_t key = layout.key_offset(work.layer, in_page, kv_head);
-      const std::uint64_t key_scale =
-          work.scales.layout.key_offset(work.layer, in_page, kv_head);
+      const std::uint64_t key_scale = work.scales.layout.key_offset(work.layer, in_page, kv_head);
       float product = 0;
       for (unsigned i = 0; i < per_lane; ++i) {
         const unsigned d = lanes.lane() + i * Lanes::count;

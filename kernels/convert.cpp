@@ -19,9 +19,9 @@ namespace kvleaf::kernels {
 
 namespace {
 
-// The bodies are inlined into a plain function and into those compiled for AVX2 and AVX-512; the loops
-// are such that compilers make vector code of them. No product meets a sum, so that no contraction
-// makes them differ.
+// The bodies are inlined into a plain function and into those compiled for AVX2 and AVX-512; the
+// loops are such that compilers make vector code of them. No product meets a sum, so that no
+// contraction makes them differ.
 
 template <class From, class To>
 KVLEAF_HD void quantise_body(const void* from, void* to, std::size_t count, float scale) noexcept {

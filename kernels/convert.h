@@ -1,6 +1,6 @@
 // Rows of numbers from one type into another, with a scale: what quantised pages are written and
-// read with. One source, compiled three times: for AVX-512 and for AVX2, picked where the processor has
-// them, and plain. All give the same bits.
+// read with. One source, compiled three times: for AVX-512 and for AVX2, picked where the processor
+// has them, and plain. All give the same bits.
 #pragma once
 
 #include <cstddef>

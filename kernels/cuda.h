@@ -55,12 +55,12 @@ void scatter_table(const TableView& table, std::span<const std::int32_t> rows,
                    std::span<const std::int32_t> columns, std::span<const std::int32_t> values,
                    Stream stream);
 
-/// Plain, as on the host: what faster kernels are compared with. `tokens`: of queries and output, since
-/// only the device can read cu_seqlens_q; those behind the last row's give zeros. Slots in reach that
-/// the table does not hold, or that name no block, are passed over.
+/// Plain, as on the host: what faster kernels are compared with. `tokens`: of queries and output,
+/// since only the device can read cu_seqlens_q; those behind the last row's give zeros. Slots in
+/// reach that the table does not hold, or that name no block, are passed over.
 void paged_attention(const PagedAttention& attention, std::int64_t tokens, Stream stream);
-/// Plain as well. A batch row that reads or writes a state that does not exist is padding; no written
-/// row may be another one's.
+/// Plain as well. A batch row that reads or writes a state that does not exist is padding; no
+/// written row may be another one's.
 void gated_delta_rule(const GatedDeltaRule& step, Stream stream);
 void mamba2(const Mamba2& step, Stream stream);
 

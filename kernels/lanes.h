@@ -1,6 +1,7 @@
-// Work of a warp as plain code: lanes that share a vector, each with every count-th element, and add up
-// what they have. A device runs it with the 32 lanes of a warp; a host with one lane that has all of it,
-// so that tests can run the very code that the device runs. Not part of what kernels.h offers.
+// Work of a warp as plain code: lanes that share a vector, each with every count-th element, and
+// add up what they have. A device runs it with the 32 lanes of a warp; a host with one lane that
+// has all of it, so that tests can run the very code that the device runs. Not part of what
+// kernels.h offers.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +33,8 @@ KVLEAF_HD float load_number_at(Number number, const std::byte* at, std::uint64_t
   return reinterpret_cast<const float*>(at)[i];
 }
 /// Wide numbers only.
-KVLEAF_HD void store_number_at(Number number, std::byte* at, std::uint64_t i, float value) noexcept {
+KVLEAF_HD void store_number_at(Number number, std::byte* at, std::uint64_t i,
+                               float value) noexcept {
   if (number == Number::float16) {
     reinterpret_cast<F16*>(at)[i] = from_float<F16>(value);
   } else if (number == Number::bfloat16) {

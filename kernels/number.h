@@ -87,14 +87,16 @@ KVLEAF_HD float power_of_two(int exponent) noexcept {
   return float_of(static_cast<std::uint32_t>(exponent + 127) << 23);
 }
 
-/// The magnitude of a float, at most the type's largest (or the power of two behind it, for infinity), as
-/// the code of a type of `exponent_bits` and `mantissa_bits`, both less than a float's; rounded.
+/// The magnitude of a float, at most the type's largest (or the power of two behind it, for
+/// infinity), as the code of a type of `exponent_bits` and `mantissa_bits`, both less than a
+/// float's; rounded.
 template <int exponent_bits, int mantissa_bits>
 KVLEAF_HD std::uint32_t narrow_magnitude(std::uint32_t magnitude) noexcept {
   constexpr int bias = (1 << (exponent_bits - 1)) - 1;
   constexpr std::uint32_t first_normal = static_cast<std::uint32_t>(127 - bias + 1) << 23;
-  // The code counts steps. A step is worth the last bit of a number of this exponent, or of the least
-  // normal one; added to a number whose own last bit is worth as much, the addition itself rounds.
+  // The code counts steps. A step is worth the last bit of a number of this exponent, or of the
+  // least normal one; added to a number whose own last bit is worth as much, the addition itself
+  // rounds.
   const std::uint32_t exponent = magnitude & 0x7f800000u;
   const std::uint32_t scale = exponent > first_normal ? exponent : first_normal;
   const std::uint32_t magic = scale + (static_cast<std::uint32_t>(23 - mantissa_bits) << 23);

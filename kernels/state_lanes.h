@@ -1,6 +1,6 @@
-// Steps of recurrent layers by a group of lanes: what a device runs for each row of the batch and each
-// vector of a state that no other vector sees. A row whose state does not exist is passed over as
-// padding is: its tokens give zeros. Not part of what kernels.h offers.
+// Steps of recurrent layers by a group of lanes: what a device runs for each row of the batch and
+// each vector of a state that no other vector sees. A row whose state does not exist is passed over
+// as padding is: its tokens give zeros. Not part of what kernels.h offers.
 #pragma once
 
 #include <cmath>

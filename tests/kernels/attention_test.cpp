@@ -339,7 +339,9 @@ TEST_CASE("queries and outputs may be of a half type") {
   }
 }
 
-TEST_CASE("what a device runs passes over slots that the table does not hold, and tokens behind the last row") {
+TEST_CASE(
+    "what a device runs passes over slots that the table does not hold, and tokens behind the last "
+    "row") {
   Random random(55);
   Bench bench(random, kinds[0], Number::float32, 0, {{2, 30}, {1, 9}});
   std::vector<float> out(5 * 6 * 16, NAN), good(3 * 6 * 16);
@@ -358,19 +360,22 @@ TEST_CASE("what a device runs passes over slots that the table does not hold, an
   CHECK(std::none_of(good.begin(), good.end(), [](float x) { return std::isnan(x); }));
   // Row 1 has three slots. With its last out of the table or naming no block its ninth entry is not
   // there, and row 0 is as it was.
-  std::vector<std::int32_t> table(attention.table.blocks, attention.table.blocks + 2 * attention.table.row_stride);
+  std::vector<std::int32_t> table(attention.table.blocks,
+                                  attention.table.blocks + 2 * attention.table.row_stride);
   work.table.blocks = table.data();
   for (const std::int32_t nobody : {-1, 1000}) {
     table[static_cast<std::size_t>(attention.table.row_stride) + 2] = nobody;
     run();
     CHECK(std::equal(out.begin(), out.begin() + 2 * 6 * 16, good.begin()));
-    CHECK_FALSE(std::equal(out.begin() + 2 * 6 * 16, out.begin() + 3 * 6 * 16, good.begin() + 2 * 6 * 16));
+    CHECK_FALSE(
+        std::equal(out.begin() + 2 * 6 * 16, out.begin() + 3 * 6 * 16, good.begin() + 2 * 6 * 16));
     CHECK(std::none_of(out.begin(), out.end(), [](float x) { return std::isnan(x); }));
   }
   work.table.columns = 2;
   const std::vector<float> before = out;
   run();
-  CHECK(std::equal(out.begin() + 2 * 6 * 16, out.begin() + 3 * 6 * 16, before.begin() + 2 * 6 * 16));
+  CHECK(
+      std::equal(out.begin() + 2 * 6 * 16, out.begin() + 3 * 6 * 16, before.begin() + 2 * 6 * 16));
 }
 
 TEST_CASE("attention that cannot be is refused, and nothing is written") {

@@ -162,8 +162,8 @@ class DeviceMachine {
     require(cudaStreamDestroy(stream));
   }
 
-  /// Takes a step's states, lists and inputs (in the order of memory.inputs) to the device, and what it
-  /// wrote back.
+  /// Takes a step's states, lists and inputs (in the order of memory.inputs) to the device, and
+  /// what it wrote back.
   template <class Launch>
   static void with_states(StateBatch& batch, float*& output, const StateMemory& memory,
                           std::vector<const float**> inputs, Launch launch) {

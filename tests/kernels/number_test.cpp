@@ -177,7 +177,8 @@ std::vector<std::byte> random_row(std::mt19937_64& random, Number number, std::s
   return row;
 }
 
-TEST_CASE("plain, AVX2 and AVX-512 code convert every pair of types to the same bits, at any length") {
+TEST_CASE(
+    "plain, AVX2 and AVX-512 code convert every pair of types to the same bits, at any length") {
   for (const Instructions fast_ones : {Instructions::avx2, Instructions::avx512}) {
     if (best_instructions() < fast_ones) {
       MESSAGE("skipped: no ", (fast_ones == Instructions::avx2 ? "AVX2" : "AVX-512"));

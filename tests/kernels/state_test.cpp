@@ -101,15 +101,16 @@ TEST_CASE_TEMPLATE("a gated delta rule step equals the rule written out with mat
       for (float& one : beta) one = 0.01f * static_cast<float>(draw(random, 0, 100));
       std::vector<float> out(tokens * value_heads * value_dim, NAN);
       const Bytes before = bench.memory;
-      Machine::step(GatedDeltaRule{bench.batch(), key_heads, value_heads, key_dim, value_dim,
-                                   queries.data(), keys.data(), values.data(), decay.data(),
-                                   beta.data(), 0.25f, out.data()},
-                    StateMemory{bench.memory, out,
-                                {{queries.data(), queries.size()},
-                                 {keys.data(), keys.size()},
-                                 {values.data(), values.size()},
-                                 {decay.data(), decay.size()},
-                                 {beta.data(), beta.size()}}});
+      Machine::step(
+          GatedDeltaRule{bench.batch(), key_heads, value_heads, key_dim, value_dim, queries.data(),
+                         keys.data(), values.data(), decay.data(), beta.data(), 0.25f, out.data()},
+          StateMemory{bench.memory,
+                      out,
+                      {{queries.data(), queries.size()},
+                       {keys.data(), keys.size()},
+                       {values.data(), values.size()},
+                       {decay.data(), decay.size()},
+                       {beta.data(), beta.size()}}});
 
       // S ← α S (I - β k kᵀ) + β v kᵀ, the paper's form (S here is the transpose of the rows').
       std::vector<Doubles> expected;
@@ -173,7 +174,8 @@ TEST_CASE_TEMPLATE("a Mamba-2 step equals the recurrence written out in double",
         const Bytes before = bench.memory;
         Machine::step(Mamba2{bench.batch(), heads, groups, head_dim, state_dim, x.data(), dt.data(),
                              a.data(), b.data(), c.data(), with_d ? d.data() : nullptr, out.data()},
-                      StateMemory{bench.memory, out,
+                      StateMemory{bench.memory,
+                                  out,
                                   {{x.data(), x.size()},
                                    {dt.data(), dt.size()},
                                    {a.data(), a.size()},

@@ -20,7 +20,9 @@ def softmax_attention(q, k, v, scale, visible):
     out = np.zeros((q.shape[0], v.shape[2]), np.float64)
     for head in range(q.shape[0]):
         keys, values = k[visible, head // group], v[visible, head // group]
-        weights = np.exp((products := keys @ q[head] * scale) - products.max()) if len(visible) else None
+        weights = (
+            np.exp((products := keys @ q[head] * scale) - products.max()) if len(visible) else None
+        )
         if weights is not None:
             out[head] = (weights / weights.sum()) @ values
     return out
@@ -63,7 +65,9 @@ def test_bfloat16_comes_as_its_bits_or_as_a_type():
 
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3", "float8_e5m2"])
 def test_v03_quantised_pages_with_scales_of_their_own(dtype):
-    values = kvleaf.FullAttentionLeaf("kv", layers=1, kv_heads=HEADS, head_dim=DIM, dtype=dtype, tokens_per_page=P)
+    values = kvleaf.FullAttentionLeaf(
+        "kv", layers=1, kv_heads=HEADS, head_dim=DIM, dtype=dtype, tokens_per_page=P
+    )
     scales = kvleaf.ScalesLeaf(values, granularity=4, dtype="float32")
     manager = BlockManager([values, scales], 1 << 16, max_len=64, page_tokens=P)
     planner = StepPlanner(manager, max_batch=2, max_step_tokens=32)
@@ -80,7 +84,9 @@ def test_v03_quantised_pages_with_scales_of_their_own(dtype):
     with pytest.raises(InvalidArgument):
         kvleaf.append_kv(k, v, slots, pages, scales=scale_pages)
     kvleaf.append_kv(k, v, slots, pages, scales=scale_pages, scale_slot_mapping=scale_slots)
-    got_k, got_v = kvleaf.gather_kv(pages, slots, scales=scale_pages, scale_slot_mapping=scale_slots)
+    got_k, got_v = kvleaf.gather_kv(
+        pages, slots, scales=scale_pages, scale_slot_mapping=scale_slots
+    )
     step = {"int8": 1 / 254, "float8_e4m3": 1 / 16, "float8_e5m2": 1 / 8}[dtype]
     for got, true in ((got_k, k), (got_v, v)):
         largest = np.abs(true.reshape(10, HEADS, 2, 4)).max(-1, keepdims=True)
@@ -107,14 +113,22 @@ def test_attention_through_a_plan_equals_numpy(window, sinks):
     for i, name in enumerate("ab"):
         manager.admit(name, range(100 * i, 100 * i + 12 + i))
     done = dict.fromkeys("ab", 0)
-    for counts in ({"a": 7, "b": 13}, {"b": 1, "a": 5}, {"a": 1, "b": 1}, {"a": 1, "b": 1}, {"b": 1}):
+    for counts in (
+        {"a": 7, "b": 13},
+        {"b": 1, "a": 5},
+        {"a": 1, "b": 1},
+        {"a": 1, "b": 1},
+        {"b": 1},
+    ):
         for name, count in counts.items():
             manager.append(name, [7] * max(0, done[name] + count - manager.length(name)))
         plan = planner.plan(list(counts.items()), pad_to=3)
         kvleaf.copy_pages(arena, manager.geometry, plan.copies)
         kvleaf.zero_pages(arena, manager.geometry, plan.zero_fills)
         spans = [(name, done[name], done[name] + count) for name, count in counts.items()]
-        new = np.zeros((2, plan.num_tokens, HEADS, DIM), np.float32)  # those of dummy rows go nowhere
+        new = np.zeros(
+            (2, plan.num_tokens, HEADS, DIM), np.float32
+        )  # those of dummy rows go nowhere
         at = 0
         for name, begin, end in spans:
             new[:, at : at + end - begin] = keys[name][begin:end], values[name][begin:end]
@@ -122,9 +136,21 @@ def test_attention_through_a_plan_equals_numpy(window, sinks):
         kvleaf.append_kv(new[0], new[1], plan.slot_mapping["kv"], pages, layer=1)
         q = rng.standard_normal((plan.num_tokens, 2 * HEADS, DIM)).astype("float32")
         arrays = plan.arrays["kv"]
-        compact = {} if window is None else dict(first_slot=arrays["first_slot"], sink_slots=-(-sinks // P))
+        compact = (
+            {}
+            if window is None
+            else dict(first_slot=arrays["first_slot"], sink_slots=-(-sinks // P))
+        )
         out = kvleaf.paged_attention(
-            q, pages, arrays["block_table"], plan.seq_lens, plan.cu_seqlens_q, layer=1, window=window, sinks=sinks, **compact
+            q,
+            pages,
+            arrays["block_table"],
+            plan.seq_lens,
+            plan.cu_seqlens_q,
+            layer=1,
+            window=window,
+            sinks=sinks,
+            **compact,
         )
         assert out.shape == (plan.num_tokens, 2 * HEADS, DIM)
         token = 0
@@ -140,7 +166,9 @@ def test_attention_through_a_plan_equals_numpy(window, sinks):
 
 
 def test_latent_pages_and_cross_attention():
-    latent = kvleaf.LatentAttentionLeaf("mla", layers=1, width=12, dtype="float32", tokens_per_page=P)
+    latent = kvleaf.LatentAttentionLeaf(
+        "mla", layers=1, width=12, dtype="float32", tokens_per_page=P
+    )
     geometry = kvleaf.plan_geometry(1 << 14, [latent])
     pages = KVPages.of(latent, geometry, arena_of(geometry))
     assert (pages.value_dim, pages.kv_heads) == (0, 1)
@@ -151,8 +179,14 @@ def test_latent_pages_and_cross_attention():
     assert v is None and np.array_equal(k[0], rows[5])
     q = rng.standard_normal((2, 3, 12)).astype("float32")
     out = kvleaf.paged_attention(
-        q, pages, np.array([[1, 3]], np.int32), np.array([6], np.int32), np.array([0, 2], np.int32),
-        causal=False, latent_width=8, scale=0.5,
+        q,
+        pages,
+        np.array([[1, 3]], np.int32),
+        np.array([6], np.int32),
+        np.array([0, 2], np.int32),
+        causal=False,
+        latent_width=8,
+        scale=0.5,
     )
     for t in range(2):
         expected = softmax_attention(q[t], rows, rows[:, :, :8], 0.5, list(range(6)))
@@ -160,7 +194,9 @@ def test_latent_pages_and_cross_attention():
 
 
 def test_changes_scattered_into_a_copy_keep_it_equal():
-    leaf = kvleaf.FullAttentionLeaf("kv", layers=1, kv_heads=1, head_dim=8, dtype="bfloat16", tokens_per_page=P)
+    leaf = kvleaf.FullAttentionLeaf(
+        "kv", layers=1, kv_heads=1, head_dim=8, dtype="bfloat16", tokens_per_page=P
+    )
     manager = BlockManager([leaf], 1 << 16, max_len=64, page_tokens=P)
     planner = StepPlanner(manager, max_batch=3, max_step_tokens=64)
     copy = np.zeros((3, 16), np.int32)
@@ -178,7 +214,9 @@ def test_changes_scattered_into_a_copy_keep_it_equal():
 
 
 def test_copies_and_fills_are_named_by_leaf():
-    leaf = kvleaf.FullAttentionLeaf("kv", layers=1, kv_heads=1, head_dim=8, dtype="float32", tokens_per_page=P)
+    leaf = kvleaf.FullAttentionLeaf(
+        "kv", layers=1, kv_heads=1, head_dim=8, dtype="float32", tokens_per_page=P
+    )
     geometry = kvleaf.plan_geometry(1 << 14, [leaf])
     arena = arena_of(geometry)
     begin, end = geometry.byte_range("kv", 2)
@@ -188,7 +226,14 @@ def test_copies_and_fills_are_named_by_leaf():
     kvleaf.zero_pages(arena, geometry, iter([("kv", 2)]))
     assert arena.sum() == 7 * (end - begin)
     before = arena.copy()
-    for bad in ([("kv", 3, 0)], [("kv", 1, 2), ("kv", 2, 3)], [("kv", 1, 10**6)], [("other", 1, 2)], [("kv", 1)], [("kv", "1", 2)]):
+    for bad in (
+        [("kv", 3, 0)],
+        [("kv", 1, 2), ("kv", 2, 3)],
+        [("kv", 1, 10**6)],
+        [("other", 1, 2)],
+        [("kv", 1)],
+        [("kv", "1", 2)],
+    ):
         with pytest.raises(kvleaf.KVError):
             kvleaf.copy_pages(arena, geometry, bad)
     with pytest.raises(InvalidArgument):
@@ -226,22 +271,40 @@ def test_bad_arguments_write_nothing():
             call()
     assert not pages.any()
     q = np.ones((1, HEADS, DIM), np.float32)
-    table, lens, begins = np.array([[1]], np.int32), np.array([2], np.int32), np.array([0, 1], np.int32)
+    table, lens, begins = (
+        np.array([[1]], np.int32),
+        np.array([2], np.int32),
+        np.array([0, 1], np.int32),
+    )
     assert kvleaf.paged_attention(q, pages, table, lens, begins).shape == q.shape
     for call in (
-        lambda: kvleaf.paged_attention(q, pages, table, np.array([5], np.int32), begins),  # slot 1 is not in the table
+        lambda: kvleaf.paged_attention(
+            q, pages, table, np.array([5], np.int32), begins
+        ),  # slot 1 is not in the table
         lambda: kvleaf.paged_attention(q, pages, table, lens, np.array([0, 2], np.int32)),
         lambda: kvleaf.paged_attention(q[:, :, :4], pages, table, lens, begins),
         lambda: kvleaf.paged_attention(q, pages, table.astype(np.int64), lens, begins),
-        lambda: kvleaf.paged_attention(q, pages, table, np.array([2, 2], np.int32), np.array([0, 1, 1], np.int32)),
-        lambda: kvleaf.paged_attention(np.ones((1, 3, DIM), np.float32), pages, table, lens, begins),
+        lambda: kvleaf.paged_attention(
+            q, pages, table, np.array([2, 2], np.int32), np.array([0, 1, 1], np.int32)
+        ),
+        lambda: kvleaf.paged_attention(
+            np.ones((1, 3, DIM), np.float32), pages, table, lens, begins
+        ),
     ):
         with pytest.raises(InvalidArgument):
             call()
 
 
 def test_pages_keep_their_memory_alive():
-    pages = KVPages(np.zeros(2 * 4 * P, np.uint8), layers=1, slots=P, kv_heads=1, key_dim=1, value_dim=0, dtype="float32")
+    pages = KVPages(
+        np.zeros(2 * 4 * P, np.uint8),
+        layers=1,
+        slots=P,
+        kv_heads=1,
+        key_dim=1,
+        value_dim=0,
+        dtype="float32",
+    )
     gc.collect()
     assert pages.blocks == 1
     kvleaf.append_kv(np.full((1, 1, 1), 3, np.float32), None, np.array([P]), pages)
@@ -249,4 +312,10 @@ def test_pages_keep_their_memory_alive():
     assert "1 blocks of 4 slots" in repr(pages)
     for bad in (dict(dtype="int32"), dict(page_stride=15), dict(slots=0), dict(layers=1 << 20)):
         with pytest.raises(InvalidArgument):
-            KVPages(np.zeros(32, np.uint8), **(dict(layers=1, slots=P, kv_heads=1, key_dim=1, value_dim=0, dtype="float32") | bad))
+            KVPages(
+                np.zeros(32, np.uint8),
+                **(
+                    dict(layers=1, slots=P, kv_heads=1, key_dim=1, value_dim=0, dtype="float32")
+                    | bad
+                ),
+            )
