@@ -681,7 +681,11 @@ void KVCache::Impl::sync_tables(const StepPlan& plan) {
     }
     for (std::size_t i = 0; i < rows_.size(); ++i) {
       const std::size_t slot = rows_[i].slot;
-      const std::uint32_t held = ceil_div(rows_[i].begin + rows_[i].count, table.tokens_per_page);
+      const std::uint32_t end = rows_[i].begin + rows_[i].count;
+      // Most rows go on in their last page: told without a division.
+      const std::uint64_t room = std::uint64_t{table.filled[slot]} * table.tokens_per_page;
+      if (end <= room && room - end < table.tokens_per_page && same_owner(i)) continue;
+      const std::uint32_t held = ceil_div(end, table.tokens_per_page);
       std::int32_t* row = rows + slot * std::size_t{table.columns};
       // Of a row that goes on, what was behind its end may have lain in the planner's array before.
       const std::uint32_t known = same_owner(i) ? std::min(held, table.filled[slot]) : 0;
@@ -691,8 +695,8 @@ void KVCache::Impl::sync_tables(const StepPlan& plan) {
       table.filled[slot] = held;
     }
   }
-  previous_.clear();
-  for (const Row& row : rows_) previous_.push_back(row.request);
+  previous_.resize(rows_.size(), RequestId{0});
+  for (std::size_t i = 0; i < rows_.size(); ++i) previous_[i] = rows_[i].request;
 }
 
 // ---- a slot's life
@@ -999,16 +1003,17 @@ const std::shared_ptr<StepIndices::Data>& KVCache::Impl::begin(
   data.max_q = data.max_k = 0;
   data.slots.assign(slots.begin(), slots.end());
   data.cu_q.assign(cu_seqlens.begin(), cu_seqlens.end());
-  data.past.clear();
-  data.seq_lens.clear();
-  data.encoder_lens.clear();
-  for (const Row& row : rows_) {
+  data.past.resize(n);
+  data.seq_lens.resize(n);
+  data.encoder_lens.assign(n, 0);
+  for (std::size_t i = 0; i < n; ++i) {
+    const Row& row = rows_[i];
     const std::uint32_t end = row.begin + row.count;
     data.max_q = std::max(data.max_q, row.count);
     data.max_k = std::max(data.max_k, end);
-    data.past.push_back(static_cast<std::int32_t>(row.begin));
-    data.seq_lens.push_back(static_cast<std::int32_t>(end));
-    data.encoder_lens.push_back(memory_->encoder_lens[row.slot]);
+    data.past[i] = static_cast<std::int32_t>(row.begin);
+    data.seq_lens[i] = static_cast<std::int32_t>(end);
+    if (!cross_layers_.empty()) data.encoder_lens[i] = memory_->encoder_lens[row.slot];
     memory_->seq_lens[row.slot] = static_cast<std::int32_t>(end);
   }
   current_ = data_[steps_++ % data_.size()];
