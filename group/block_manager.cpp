@@ -137,11 +137,25 @@ BlockManager::Impl::Impl(Leaves leaves, ManagerOptions options)
   }
   in_chunk_ = in_chunk_ && any_cached_state;
 
-  const bool whole = std::any_of(info_.begin(), info_.end(), [](const LeafInfo& info) {
-    return info.tree && info.needs_all;
-  });
-  for (LeafInfo& info : info_)
-    info.completes = whole && info.tree && info.writing == Writing::append && !info.needs_all;
+  // A window whose pages at one boundary cost no more than the prefix that they complete, at the
+  // typical length. A larger one would push out what it completes.
+  const auto bytes_held = [&](const LeafInfo& info) {
+    const ReserveOptions one_by_one{false, 1};
+    return std::uint64_t{info.leaf->blocks_to_reserve(
+               ceil_div(std::max(options_.expected_tokens, 1u), info.tokens_per_page),
+               info.tokens_per_page, one_by_one)} *
+           info.leaf->bytes_per_page();
+  };
+  std::uint64_t whole = 0;
+  std::uint64_t windows = 0;
+  for (const LeafInfo& info : info_) {
+    if (info.tree && info.writing == Writing::append)
+      (info.needs_all ? whole : windows) += bytes_held(info);
+  }
+  for (LeafInfo& info : info_) {
+    info.completes =
+        info.tree && info.writing == Writing::append && !info.needs_all && windows <= whole;
+  }
 
   Geometry geometry = options_.geometry
                           ? *options_.geometry
@@ -167,9 +181,11 @@ BlockManager::Impl::Impl(Leaves leaves, ManagerOptions options)
   last_writer_ = std::make_unique<LastWriter>(geometry);
   pool_ = std::make_unique<BlockPool>(std::move(geometry), PoolOptions{.index = KeyIndex::none});
   pool_->on_evict([this](LeafId leaf, BlockId block, PageKey key) { evicted(leaf, block, key); });
-  // Where states are, a page that is gone is not worth proving: the state that would resume behind it
-  // is gone as well, and pages without one serve nobody. (Measured: it costs hits.)
-  const bool remember = caching_ && options_.eviction == EvictionOrder::value && states_.empty();
+  // Where states are, or windows larger than what they complete, a page that is gone is not worth
+  // proving: what would resume behind it is gone as well, and pages alone serve nobody. (Measured: it
+  // costs hits.)
+  const bool remember = caching_ && options_.eviction == EvictionOrder::value && states_.empty() &&
+                        windows <= whole;
   tree_ = std::make_unique<PrefixTree>(
       PrefixTree::Options{.page_tokens = page,
                           .leaves = tree_leaves,
