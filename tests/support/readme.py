@@ -5,6 +5,7 @@ what the page says.
     readme.py c          BUILD SCRATCH COMPILER [FLAG...]   C, the same
     readme.py subproject BUILD SCRATCH COMPILER [FLAG...]   the README's C++, as Meson subproject
     readme.py python     BUILD SCRATCH                      Python, with the built package
+    readme.py wheel      BUILD SCRATCH COMPILER             the same, with a wheel in an empty environment
 
 An example is a code block of the language, a whole program; a `text` block right after it is its
 expected output. Prints `N passed, N failed`.
@@ -123,11 +124,31 @@ def in_python(build: Path, scratch: Path, compiler: list[str]) -> Callable[[Path
     return lambda source: call(sys.executable, source)
 
 
+def in_wheel(build: Path, scratch: Path, compiler: list[str]) -> Callable[[Path], str]:
+    """Its own build, little optimised and kept for the next run; pip fetches what it is built with."""
+    shutil.rmtree(scratch / "dist", ignore_errors=True)
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    pip = ("-m", "pip", "--disable-pip-version-check", "--quiet")
+    call(
+        sys.executable, *pip, "wheel", ROOT, "--no-deps", "--wheel-dir", scratch / "dist",
+        f"--config-settings=build-dir={scratch / 'build'}", "--config-settings=setup-args=-Doptimization=1",
+        env=dict(clean, CXX=compiler[0]),
+    )  # fmt: skip
+    wheels = list((scratch / "dist").glob("kvleaf-*.whl"))
+    assert len(wheels) == 1, f"wheels: {wheels}"
+    call(sys.executable, "-m", "venv", "--clear", scratch / "empty")
+    python = scratch / "empty" / "bin" / "python"
+    call(python, *pip, "install", wheels[0], env=clean)
+    call(scratch / "empty" / "bin" / "kvleaf", "--version", env=clean)
+    return lambda source: call(python, source, env=clean)
+
+
 WAYS = {
     "installed": (in_installed, "cpp"),
     "c": (in_installed_c, "c"),
     "subproject": (in_subproject, "cpp"),
     "python": (in_python, "python"),
+    "wheel": (in_wheel, "python"),
 }
 
 
