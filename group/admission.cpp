@@ -321,7 +321,9 @@ std::uint64_t BlockManager::Impl::outstanding(const Request& r, const LeafInfo& 
       // The page behind a partial hit is copied before it is written.
       if (r.planned % leaf.tokens_per_page != 0 && !row.slots.empty()) {
         const BlockId last = row.slots.back();
-        if (last == null_block || pool_->committed(leaf.id, last) || shared(leaf.id, last, r.planned)) --held;
+        if (last == null_block || pool_->committed(leaf.id, last) ||
+            shared(leaf.id, last, r.planned))
+          --held;
       }
       return most > held ? most - held : 0;
     }

@@ -182,10 +182,10 @@ BlockManager::Impl::Impl(Leaves leaves, ManagerOptions options)
   pool_ = std::make_unique<BlockPool>(std::move(geometry), PoolOptions{.index = KeyIndex::none});
   pool_->on_evict([this](LeafId leaf, BlockId block, PageKey key) { evicted(leaf, block, key); });
   // Where states are, or windows larger than what they complete, a page that is gone is not worth
-  // proving: what would resume behind it is gone as well, and pages alone serve nobody. (Measured: it
-  // costs hits.)
-  const bool remember = caching_ && options_.eviction == EvictionOrder::value && states_.empty() &&
-                        windows <= whole;
+  // proving: what would resume behind it is gone as well, and pages alone serve nobody. (Measured:
+  // it costs hits.)
+  const bool remember =
+      caching_ && options_.eviction == EvictionOrder::value && states_.empty() && windows <= whole;
   tree_ = std::make_unique<PrefixTree>(
       PrefixTree::Options{.page_tokens = page,
                           .leaves = tree_leaves,

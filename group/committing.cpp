@@ -53,7 +53,9 @@ Value BlockManager::Impl::value_at(const Request& r, const LeafInfo& info, Segme
   return (value & ~proven_bit) | (tree_->proven(segment, page) ? proven_bit : 0);
 }
 
-bool BlockManager::Impl::valued_as_proven(Value value) noexcept { return (value & proven_bit) != 0; }
+bool BlockManager::Impl::valued_as_proven(Value value) noexcept {
+  return (value & proven_bit) != 0;
+}
 
 Value BlockManager::Impl::value_with_kept(const Request& r, const LeafInfo& info, BlockId block,
                                           std::uint32_t slot, bool kept, Proof proof) const {
@@ -69,11 +71,10 @@ BlockManager::Impl::KeptRun BlockManager::Impl::kept_run(const Request& r, const
   const std::uint64_t end = (std::uint64_t{slot} + 1) * leaf.tokens_per_page;
   KeptRun run{false, forever};
   const auto ask = [&](std::uint64_t n) {  // the nearest boundary of its kind for slots below n
-    run.until = static_cast<std::uint32_t>(
-        std::min<std::uint64_t>(run.until, n / leaf.tokens_per_page));
+    run.until =
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(run.until, n / leaf.tokens_per_page));
     if (n > options_.max_len) return;
-    const SlotReach reach =
-        leaf.pattern.slots(static_cast<std::uint32_t>(n), leaf.tokens_per_page);
+    const SlotReach reach = leaf.pattern.slots(static_cast<std::uint32_t>(n), leaf.tokens_per_page);
     run.kept = run.kept || reach.contains(slot);
     for (const std::uint32_t change : {reach.head_end, reach.tail_begin}) {
       if (slot < change) run.until = std::min(run.until, change);
@@ -184,8 +185,8 @@ void BlockManager::Impl::commit_run(Request& r, const LeafInfo& info, const Pref
           !info.ahead || tree_->ahead_token(run.segment, page) ==
                              r.tokens[std::size_t{slot + 1} * info.tokens_per_page];
       if (pool_->references(info.id, theirs) > 0) {
-        // A twin: go on with the block that is findable, return our own. Not where a promise counts on
-        // blocks that their owners hold alone, and ours would not come back at once.
+        // A twin: go on with the block that is findable, return our own. Not where a promise counts
+        // on blocks that their owners hold alone, and ours would not come back at once.
         const bool back_at_once = r.in_flight == 0 && pool_->references(info.id, own) == 1;
         if (!guaranteed_.empty() && !info.needs_all && (r.guarantee || !back_at_once)) continue;
         if (slot < row.first || slot >= row.slots.size() || !equal_next) continue;
@@ -235,8 +236,7 @@ bool BlockManager::Impl::file_checkpoint(Request& r, std::uint32_t tokens,
     if (!info.tree) continue;
     const BlockId block = blocks[info.kind_index];
     tree_->set_block(segment, page, *info.tree, block);
-    pool_->commit(info.id, block, {segment.value(), page},
-                  value_at(r, info, segment, page, true));
+    pool_->commit(info.id, block, {segment.value(), page}, value_at(r, info, segment, page, true));
     record(Event::Kind::stored, leaf, segment, page);
     filed = true;
   }
@@ -277,7 +277,8 @@ void BlockManager::Impl::file_checkpoints(Request& r) {
       ++i;
       continue;
     }
-    file_checkpoint(r, pending.tokens, std::span<const BlockId>(pending.blocks.data(), pending.blocks.size()));
+    file_checkpoint(r, pending.tokens,
+                    std::span<const BlockId>(pending.blocks.data(), pending.blocks.size()));
     for (const std::uint32_t leaf : states_) {
       const BlockId block = pending.blocks[info_[leaf].kind_index];
       if (block != null_block) pool_->free(LeafId{leaf}, block);
@@ -306,8 +307,8 @@ void BlockManager::Impl::refresh(Request& r, const Found& found, std::uint32_t h
           return low_bits(page > part.first ? page - part.first : 0);
         };
         const std::uint32_t end = hit / P;
-        bits &= ~(below(std::min(claimed.head_end, end)) |
-                  (below(end) & ~below(claimed.tail_begin)));
+        bits &=
+            ~(below(std::min(claimed.head_end, end)) | (below(end) & ~below(claimed.tail_begin)));
       }
       const BlockId* blocks = tree_->blocks(part.segment, *info.tree);
       for (; bits != 0; bits &= bits - 1) {
@@ -333,7 +334,8 @@ void BlockManager::Impl::limit_proven() {
     // As new as what was just filed: it has been of use before, so it is given that much longer.
     const std::uint32_t page = oldest->pages - 1;
     for (const LeafInfo& info : info_) {
-      if (!info.tree || info.completes || !tree_->resident(oldest->segment, page, *info.tree)) continue;
+      if (!info.tree || info.completes || !tree_->resident(oldest->segment, page, *info.tree))
+        continue;
       const BlockId block = tree_->block(oldest->segment, page, *info.tree);
       const Value rest = pool_->value(info.id, block) & ~(proven_bit | latest << depth_bits);
       pool_->revalue(info.id, block, rest | std::min<Value>(clock_, latest) << depth_bits);

@@ -99,10 +99,12 @@ void BlockManager::Impl::audit() const {
           broken(fmt::format("leaf '{}': a block is filed at page {}, where no page of {} ends",
                              info.leaf->leaf_id(), page, info.pages));
         }
-        if (!info.completes && valued_as_proven(pool_->value(info.id, block)) && !tree_->proven(segment, page)) {
-          broken(fmt::format("leaf '{}': block {} of segment {} page {}, which is not proven, is not "
-                             "valued as proven",
-                             info.leaf->leaf_id(), block.value(), segment.value(), page));
+        if (!info.completes && valued_as_proven(pool_->value(info.id, block)) &&
+            !tree_->proven(segment, page)) {
+          broken(
+              fmt::format("leaf '{}': block {} of segment {} page {}, which is not proven, is not "
+                          "valued as proven",
+                          info.leaf->leaf_id(), block.value(), segment.value(), page));
         }
         ++filed[info.id.value()];
       }
@@ -153,18 +155,19 @@ void BlockManager::Impl::audit_bounds(const Request& r) const {
         const BlockId block = row.slots[r.planned / info.tokens_per_page];
         if (block == null_block || pool_->committed(info.id, block) ||
             shared(info.id, block, r.planned))
-          broken(info, fmt::format("open until {}, and page {} is its own", r.open_until,
-                                   block.value()));
+          broken(info,
+                 fmt::format("open until {}, and page {} is its own", r.open_until, block.value()));
       }
     }
     if (r.slide_at > 0 && !info.needs_all) {
       const std::uint32_t before = std::min(r.slide_at - 1, options_.max_len);
       const std::uint32_t tail = info.pattern.slots(before, info.tokens_per_page).tail_begin;
       if (tail > row.first)
-        broken(info, fmt::format("tail at slot {} at {} tokens <= {}, nothing slides before {}", tail,
-                                 before, row.first, r.slide_at));
+        broken(info, fmt::format("tail at slot {} at {} tokens <= {}, nothing slides before {}",
+                                 tail, before, row.first, r.slide_at));
     }
-    if (!row.leaving.empty() && !r.may_leave) broken(info, "blocks leave, and it says that none do");
+    if (!row.leaving.empty() && !r.may_leave)
+      broken(info, "blocks leave, and it says that none do");
   }
 }
 

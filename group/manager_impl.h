@@ -30,9 +30,9 @@ struct LeafInfo {
   std::uint32_t kind_index = 0;       // among the leaves of its writing
   bool needs_all = false;             // every later token needs the whole prefix
   bool ahead = false;
-  /// Its pages complete a prefix that another leaf needs whole. What a kept boundary needs of them is
-  /// little beside that prefix, which serves nobody without: so it is worth as much as a proven page
-  /// from the start. (What no kept boundary needs is evicted first all the same.)
+  /// Its pages complete a prefix that another leaf needs whole. What a kept boundary needs of them
+  /// is little beside that prefix, which serves nobody without: so it is worth as much as a proven
+  /// page from the start. (What no kept boundary needs is evicted first all the same.)
   bool completes = false;
 };
 
@@ -209,15 +209,17 @@ class BlockManager::Impl {
   void plan_kept(Request& r, std::uint32_t junction) const;
 
   // ---- stepping.cpp
-  /// Finds the batch's requests, into batch_. Throws RequestError for one that cannot be planned so.
+  /// Finds the batch's requests, into batch_. Throws RequestError for one that cannot be planned
+  /// so.
   void check_batch(std::span<const StepRequest> batch);
   /// Steps of so many rows ask for no memory of their own.
   void reserve_steps(std::size_t rows);
   void check_row(const Request& r, StepRequest row, std::size_t index, bool twice) const;
   bool serve(Request& r, std::uint32_t new_tokens, StepRecord& record, std::string& why);
   StepRecord::Entry& plan_row(Request& r, std::uint32_t new_tokens, StepRecord& record);
-  /// Serves the rows from `first` on that need nothing but pages of text behind those they have, in one
-  /// transaction. Returns how many; 0, with nothing changed, where their pages do not fit together.
+  /// Serves the rows from `first` on that need nothing but pages of text behind those they have, in
+  /// one transaction. Returns how many; 0, with nothing changed, where their pages do not fit
+  /// together.
   std::size_t serve_growing(std::span<const StepRequest> batch, std::size_t first,
                             StepRecord& record);
   static std::uint32_t missing_slots(const Row& row, std::uint32_t tokens_per_page,
@@ -313,11 +315,12 @@ class BlockManager::Impl {
   void forget_own(Request& r, std::uint32_t from_tokens);
   /// The block is given up: what was to be done to it first is dropped, and its bytes are nobody's.
   void drop_pending(LeafId leaf, BlockId block);
-  /// Whether a copy to the block is listed or waits: until its step settles nobody else may rely on it.
+  /// Whether a copy to the block is listed or waits: until its step settles nobody else may rely on
+  /// it.
   bool awaits_copy(LeafId leaf, BlockId block) const;
 
-  /// Of the step begun last, in row order: the next one is mostly of the same. A request that has ended
-  /// since has another serial, or none.
+  /// Of the step begun last, in row order: the next one is mostly of the same. A request that has
+  /// ended since has another serial, or none.
   std::vector<Request*> batch_;
   std::vector<StepRecord::Entry*> kept_;   // scratch of settle
   std::vector<BlockPool::Demand> demand_;  // scratch of serve

@@ -4,10 +4,10 @@
 //
 // It remembers keys, no pages: 64 bytes, one line of the processor's cache, for every page the pool
 // can hold, and at most six keys for each; beyond that the oldest are forgotten. Approximate by
-// design: a crowded line forgets its oldest key early, all that were remembered in a stretch of time
-// (1/256 of the whole) are forgotten together, and once in 60,000 questions it takes a page it never
-// saw for one it did. Each misjudges the worth of a few pages, nothing else. Sized at construction;
-// never allocates after it.
+// design: a crowded line forgets its oldest key early, all that were remembered in a stretch of
+// time (1/256 of the whole) are forgotten together, and once in 60,000 questions it takes a page it
+// never saw for one it did. Each misjudges the worth of a few pages, nothing else. Sized at
+// construction; never allocates after it.
 #pragma once
 
 #include <array>
@@ -37,9 +37,10 @@ class PageHistory {
   std::uint64_t metadata_bytes() const noexcept { return lines_.size() * sizeof(Line); }
 
  private:
-  // An entry is a fingerprint and the epoch in which it was remembered: that tells whether it counts
-  // still, and which entry of a line is oldest. Epochs are numbered round; an entry of one that was
-  // forgotten is overwritten long before its number comes again, a hundred keys in its line later.
+  // An entry is a fingerprint and the epoch in which it was remembered: that tells whether it
+  // counts still, and which entry of a line is oldest. Epochs are numbered round; an entry of one
+  // that was forgotten is overwritten long before its number comes again, a hundred keys in its
+  // line later.
   static constexpr std::uint32_t epoch_bits = 12;
   static constexpr std::uint32_t epochs = 1u << epoch_bits;
   static constexpr std::uint32_t epoch_mask = epochs - 1;

@@ -247,8 +247,8 @@ void PrefixTree::remember(SegmentId id, std::uint32_t from) noexcept {
 }
 
 std::uint32_t PrefixTree::recall(SegmentId root, std::span<const Token> asked,
-                                     const PageExtras& extras, const TreePath& path,
-                                     std::uint32_t max_pages) {
+                                 const PageExtras& extras, const TreePath& path,
+                                 std::uint32_t max_pages) {
   const std::uint32_t P = options_.page_tokens;
   const auto pages = static_cast<std::uint32_t>(std::min<std::size_t>(asked.size() / P, max_pages));
   if (history_.size() == 0 || path.pages >= pages) return path.pages;
@@ -304,8 +304,8 @@ void PrefixTree::set_proven(SegmentId id, std::uint32_t pages) noexcept {
 
 void PrefixTree::prove(SegmentId segment, std::uint32_t pages) {
   Proof& proof = proofs_[segment.value()];
-  const auto most = std::min<std::uint32_t>(std::max<std::uint32_t>(pages, proof.pages),
-                                            at(segment).pages);
+  const auto most =
+      std::min<std::uint32_t>(std::max<std::uint32_t>(pages, proof.pages), at(segment).pages);
   if (most == 0) return;
   if (proof.pages > 0) unlink_proven(segment.value());
   link_proven(segment.value(), newest_proven_);
@@ -316,7 +316,8 @@ std::uint32_t PrefixTree::refresh_proven(TreeCursor cursor) {
   std::uint32_t pages = 0;
   for (std::uint32_t id = cursor.segment.value(); !segments_[id].root; id = segments_[id].parent) {
     if (pages == 0) {
-      const std::uint32_t above = std::min<std::uint32_t>(proofs_[id].pages, cursor.pages - segments_[id].first);
+      const std::uint32_t above =
+          std::min<std::uint32_t>(proofs_[id].pages, cursor.pages - segments_[id].first);
       if (above == 0) continue;
       pages = segments_[id].first + above;
     }

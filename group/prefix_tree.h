@@ -102,9 +102,9 @@ class PrefixTree {
   };
   Common common_tokens(TreeCursor cursor, std::span<const Token> tokens) const;
 
-  /// How many leading pages of `tokens`, at most `max_pages`, are in the tree or were before they were
-  /// evicted; `path` is what match found of them. They are about to be filed: told once, the memory
-  /// of those that are gone makes room for others.
+  /// How many leading pages of `tokens`, at most `max_pages`, are in the tree or were before they
+  /// were evicted; `path` is what match found of them. They are about to be filed: told once, the
+  /// memory of those that are gone makes room for others.
   std::uint32_t recall(SegmentId root, std::span<const Token> tokens, const PageExtras& extras,
                        const TreePath& path, std::uint32_t max_pages);
 
@@ -263,7 +263,8 @@ class PrefixTree {
   void remember(SegmentId id, std::uint32_t from) noexcept;
   std::uint64_t page_hash(const Token* page, std::uint32_t number,
                           const std::string* extra) const noexcept;
-  std::uint64_t hash_of_pages(const Segment& s, std::uint32_t from, std::uint32_t to) const noexcept;
+  std::uint64_t hash_of_pages(const Segment& s, std::uint32_t from,
+                              std::uint32_t to) const noexcept;
   std::uint64_t path_key(SegmentId id) noexcept;
   void set_proven(SegmentId id, std::uint32_t pages) noexcept;
   void link_proven(std::uint32_t id, std::uint32_t behind) noexcept;
@@ -281,11 +282,11 @@ class PrefixTree {
   std::unordered_map<std::string, std::uint32_t> roots_;
   std::uint32_t live_segments_ = 0;  // used and not a root
   PageHistory history_;
-  std::vector<Proof> proofs_;            // one per segment
-  std::uint32_t oldest_proven_ = none;   // the ends of their list
+  std::vector<Proof> proofs_;           // one per segment
+  std::uint32_t oldest_proven_ = none;  // the ends of their list
   std::uint32_t newest_proven_ = none;
-  std::uint64_t pages_ = 0;              // of all segments
-  std::uint64_t proven_ = 0;             // of them
+  std::uint64_t pages_ = 0;   // of all segments
+  std::uint64_t proven_ = 0;  // of them
   OnSplit on_split_;
 };
 

@@ -75,7 +75,7 @@ struct State {
 /// A checkpoint whose tokens are not in the tree yet, or whose copy has not settled.
 struct PendingCheckpoint {
   std::uint32_t tokens = 0;
-  std::uint64_t step = 0;       // it is complete once this step has settled
+  std::uint64_t step = 0;                             // it is complete once this step has settled
   boost::container::small_vector<BlockId, 4> blocks;  // one per state leaf, one reference each
 };
 
@@ -108,9 +108,9 @@ struct Request {
   bool publish = true;           // false once the cache was reset
   std::uint64_t batch_mark = 0;  // the call of begin_step that last met it
 
-  // What spares a decode step a look at every leaf. Both are bounds that may be lower than need be; 0
-  // says that nothing is known, and whoever takes slots from a row, gives them back or shares them
-  // says so.
+  // What spares a decode step a look at every leaf. Both are bounds that may be lower than need be;
+  // 0 says that nothing is known, and whoever takes slots from a row, gives them back or shares
+  // them says so.
   std::uint32_t open_until = 0;  // steps up to this length neither draw nor copy pages of text
   std::uint32_t slide_at = 0;    // below this length no row slides
   bool may_leave = false;        // some row may have blocks that leave

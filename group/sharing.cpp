@@ -26,7 +26,8 @@ std::unique_ptr<Request> BlockManager::Impl::make_request(RequestId id) {
       request->rows[leaf].slots.reserve(slots);
       if (info.needs_all) continue;
       const ReserveOptions most{false, options_.max_step_tokens};
-      request->rows[leaf].leaving.reserve(info.leaf->blocks_to_reserve(slots, info.tokens_per_page, most));
+      request->rows[leaf].leaving.reserve(
+          info.leaf->blocks_to_reserve(slots, info.tokens_per_page, most));
       leaving_.reserve(request->rows[leaf].leaving.capacity());
     }
   } else {
@@ -99,7 +100,9 @@ void BlockManager::Impl::give_back(Request& r, LeafId leaf, BlockId block) {
 }
 
 bool BlockManager::Impl::awaits_copy(LeafId leaf, BlockId block) const {
-  const auto to_block = [&](const PendingCopy& copy) { return copy.leaf == leaf && copy.dst == block; };
+  const auto to_block = [&](const PendingCopy& copy) {
+    return copy.leaf == leaf && copy.dst == block;
+  };
   bool any = std::any_of(pending_copies_.begin(), pending_copies_.end(), to_block);
   for (std::uint64_t step = first_step_; step < next_step_ && !any; ++step) {
     const auto& copies = steps_[step % steps_.size()].held_copies;
@@ -140,8 +143,9 @@ void BlockManager::Impl::give_back_all(Request& r) {
     const auto give = [&](std::uint32_t slot, BlockId block) {
       if (block == null_block) return;
       if (pool_->committed(info.id, block)) {
-        pool_->revalue(info.id, block,
-                       value_with_kept(r, info, block, slot, kept_slot(r, info, slot), Proof::of_path));
+        pool_->revalue(
+            info.id, block,
+            value_with_kept(r, info, block, slot, kept_slot(r, info, slot), Proof::of_path));
       }
       drop_pending(info.id, block);
       give_back(r, info.id, block);

@@ -194,8 +194,8 @@ bool BlockManager::Impl::shared(LeafId leaf, BlockId block, std::uint32_t from) 
   std::uint32_t references = pool_->references(leaf, block);
   if (references <= 1) return false;
   // A copy that is listed, or will be in the next step, holds its source, but reads it before any
-  // forward that is begun from now on can write to it. What it reads must stay, though: it is listed
-  // again where its step fails.
+  // forward that is begun from now on can write to it. What it reads must stay, though: it is
+  // listed again where its step fails.
   const auto discount = [&](std::span<const PendingCopy> copies) {
     for (const PendingCopy& copy : copies)
       references -= copy.leaf == leaf && copy.src == block && copy.tokens <= from ? 1 : 0;
@@ -213,8 +213,8 @@ bool BlockManager::Impl::shared_state(const Request& r, const LeafInfo& leaf) co
   return live != null_block && shared(leaf.id, live, r.planned);
 }
 
-std::size_t BlockManager::Impl::serve_growing(std::span<const StepRequest> batch,
-                                              std::size_t first, StepRecord& record) {
+std::size_t BlockManager::Impl::serve_growing(std::span<const StepRequest> batch, std::size_t first,
+                                              StepRecord& record) {
   // What fits together fits one by one, and in the same places.
   demand_.clear();
   std::size_t total = 0;
@@ -244,8 +244,8 @@ std::size_t BlockManager::Impl::serve_growing(std::span<const StepRequest> batch
       std::uint64_t open_until = std::numeric_limits<std::uint32_t>::max();
       for (const std::uint32_t leaf : text_) {
         next = extend(r, info_[leaf], end, next, record);
-        open_until = std::min(open_until, r.rows[leaf].slots.size() *
-                                              std::uint64_t{info_[leaf].tokens_per_page});
+        open_until = std::min(
+            open_until, r.rows[leaf].slots.size() * std::uint64_t{info_[leaf].tokens_per_page});
       }
       r.open_until = static_cast<std::uint32_t>(open_until);
     }
@@ -616,12 +616,15 @@ void BlockManager::Impl::due_checkpoint(Request& r, StepRecord& record, StepReco
     }
   }
   if (!pend) return;
-  // Where ids lag behind, checkpoints wait for them: for as many steps as may be in flight, no more.
-  const auto ahead = std::count_if(r.unfiled.begin(), r.unfiled.end(),
-                                   [&](const PendingCheckpoint& p) { return p.tokens > r.known(); });
+  // Where ids lag behind, checkpoints wait for them: for as many steps as may be in flight, no
+  // more.
+  const auto ahead =
+      std::count_if(r.unfiled.begin(), r.unfiled.end(),
+                    [&](const PendingCheckpoint& p) { return p.tokens > r.known(); });
   if (static_cast<std::size_t>(ahead) >= steps_.size()) {
-    const auto oldest = std::find_if(r.unfiled.begin(), r.unfiled.end(),
-                                     [&](const PendingCheckpoint& p) { return p.tokens > r.known(); });
+    const auto oldest =
+        std::find_if(r.unfiled.begin(), r.unfiled.end(),
+                     [&](const PendingCheckpoint& p) { return p.tokens > r.known(); });
     drop_unfiled(
         r, [tokens = oldest->tokens](const PendingCheckpoint& p) { return p.tokens == tokens; },
         [&](LeafId leaf, BlockId block) { give_back(r, leaf, block); });
@@ -893,9 +896,8 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
   }
   for (std::size_t i = 0; i < pending_copies_.size();) {
     const PendingCopy copy = pending_copies_[i];
-    const bool bad =
-        copy.spoilt ||
-        std::find(spoilt.begin(), spoilt.end(), std::pair(copy.leaf, copy.src)) != spoilt.end();
+    const bool bad = copy.spoilt || std::find(spoilt.begin(), spoilt.end(),
+                                              std::pair(copy.leaf, copy.src)) != spoilt.end();
     const bool wanted = !copy.dst_gone && held(copy.leaf, copy.dst);
     if (!bad && wanted) {
       ++i;

@@ -68,9 +68,9 @@ class AccessPattern {
   /// First token of the tail with n tokens computed, in [0, n]. Of an encoder or of nothing: n.
   std::uint32_t tail_begin(std::uint32_t n) const;
 
-  /// The least n whose tail begins at `token` or behind it: the reverse of tail_begin. 2^32 - 1 where
-  /// there is none. A custom pattern must be tabulated; one that is not says `token`, before which no
-  /// tail can begin there.
+  /// The least n whose tail begins at `token` or behind it: the reverse of tail_begin. 2^32 - 1
+  /// where there is none. A custom pattern must be tabulated; one that is not says `token`, before
+  /// which no tail can begin there.
   std::uint32_t tail_reaches(std::uint32_t token) const;
 
   /// The slots of `tokens_per_page` tokens that intersect the reach at n, the partly filled one

@@ -301,11 +301,10 @@ void BlockPool::draw(LeafId leaf, Fate fate, std::optional<HugeBlockId> hint,
       drawn += take_from_claimed(leaf, own, out.subspan(drawn));
     }
     if (drawn == out.size()) return;
-    // What is cached beside blocks that die with their request is stuck, and goes before such a draw
-    // claims another huge block that is not empty.
-    const bool fills_up =
-        fate == Fate::request && !(empty_.get() != 0 && allowance.may_spend()) &&
-        least_cached(page_class, static_cast<std::uint32_t>(fate)).rank.exists();
+    // What is cached beside blocks that die with their request is stuck, and goes before such a
+    // draw claims another huge block that is not empty.
+    const bool fills_up = fate == Fate::request && !(empty_.get() != 0 && allowance.may_spend()) &&
+                          least_cached(page_class, static_cast<std::uint32_t>(fate)).rank.exists();
     const std::size_t taken =
         fills_up ? 0 : take_from_new(leaf, fate, allowance, out.subspan(drawn));
     drawn += taken;

@@ -167,7 +167,8 @@ std::size_t BlockPool::evict(LeafId leaf, Fate fate, Allowance& allowance, std::
     ++retyped_;
     allowance.spend();
     const std::uint32_t huge = claim(page_class, fate);
-    // One block only: what the owner did meanwhile may have made a fuller huge block fit for the next.
+    // One block only: what the owner did meanwhile may have made a fuller huge block fit for the
+    // next.
     const std::uint32_t taken = take(leaf, huge, out.first(1));
     if (page_class.ratio > 1) page_class.clean[own_kind].drew_from(huge);
     return taken;

@@ -3,8 +3,9 @@
 //
 // Both see prompts alone, one after another: no request is in flight, no answer takes memory, a
 // prompt's last token is always computed, and a page counts once it and all before it are there.
-// LRU evicts what was asked for longest ago, of one prompt the deepest page first. The optimum knows
-// the future (Belady): it evicts what will be asked for last, and does not keep what never will.
+// LRU evicts what was asked for longest ago, of one prompt the deepest page first. The optimum
+// knows the future (Belady): it evicts what will be asked for last, and does not keep what never
+// will.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +33,8 @@ struct Bound {
 Bound bound(const Trace& trace, std::uint32_t page_tokens, std::optional<std::uint64_t> pages);
 
 /// Pages of page_tokens tokens whose every leaf that needs a whole prefix would fit the memory, if
-/// it held nothing else: no model reuses more than a cache of so many pages allows. None where no leaf needs a
-/// whole prefix: then memory sets no such bound.
+/// it held nothing else: no model reuses more than a cache of so many pages allows. None where no
+/// leaf needs a whole prefix: then memory sets no such bound.
 std::optional<std::uint64_t> prefix_pages(const BlockManager& manager);
 
 }  // namespace kvleaf::cli

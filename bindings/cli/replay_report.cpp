@@ -200,10 +200,11 @@ std::string to_text(const Replay& replay, const ReplaySubject& subject) {
   line("reused", fmt::format("{:.2f} % ({} tokens); lost to: {}", replay.hit_pct(),
                              grouped(replay.hit_tokens), lost_by_group(replay)));
   if (subject.bound) {
-    line("bound", fmt::format("LRU {:.2f} %, offline optimum {:.2f} %: prompts alone, in a cache of {}",
-                              subject.bound->lru_pct(), subject.bound->optimum_pct(),
-                              subject.bound->pages ? grouped(subject.bound->tokens()) + " tokens"
-                                                   : "any size"));
+    line("bound",
+         fmt::format(
+             "LRU {:.2f} %, offline optimum {:.2f} %: prompts alone, in a cache of {}",
+             subject.bound->lru_pct(), subject.bound->optimum_pct(),
+             subject.bound->pages ? grouped(subject.bound->tokens()) + " tokens" : "any size"));
   }
   line("refused", fmt::format("{} requests, {} answers; {} preemptions", grouped(replay.refused),
                               grouped(replay.growth_refused), grouped(replay.preemptions)));

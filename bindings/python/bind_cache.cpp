@@ -22,8 +22,8 @@ std::optional<DType> optional_dtype(nb::handle dtype) {
   return dtype.is_none() ? std::nullopt : std::optional(dtype_of_python(dtype));
 }
 
-/// JSON of a dict. Python writes infinities (mamba's time_step_limit) as words that JSON does not have;
-/// no shape depends on one, so they become null.
+/// JSON of a dict. Python writes infinities (mamba's time_step_limit) as words that JSON does not
+/// have; no shape depends on one, so they become null.
 std::string json_of(nb::handle config) {
   const nb::module_ json = nb::module_::import_("json");
   const nb::object null = nb::cpp_function([](nb::handle) { return nb::none(); });

@@ -1,5 +1,5 @@
-// kvleaf: the caches of hybrid language models. This header brings all layers; each has its own front
-// header for those who embed one layer only, and sees nothing of those after it in this list:
+// kvleaf: the caches of hybrid language models. This header brings all layers; each has its own
+// front header for those who embed one layer only, and sees nothing of those after it in this list:
 //
 //   leaf     what a leaf is, and the leaf kinds
 //   pool     one pool of bytes for all leaves: geometry, blocks, eviction, audit

@@ -1,8 +1,9 @@
 // Workload "decode": 256 requests, one token each, by StepPlanner: reserve, tables, slot mappings,
 // lengths. Per request and leaf, at three lengths: the cost must not grow with them.
 //
-// The floor writes one entry per row and leaf of tables that large. Beside it, what a device is sent for
-// a step of the tables: 4 bytes for each entry that a page taken or let go of changes, at any length.
+// The floor writes one entry per row and leaf of tables that large. Beside it, what a device is
+// sent for a step of the tables: 4 bytes for each entry that a page taken or let go of changes, at
+// any length.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 

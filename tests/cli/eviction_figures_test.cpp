@@ -1,8 +1,8 @@
 // What eviction makes of the published traces, beside LRU and an optimum that knows the future.
 //
-// One full leaf, pages of the trace's own block, prompts alone (answers are of length 0), one request
-// after another, and a pool of exactly 1,000,000 or 4,000,000 tokens: the request being served holds
-// its own pages of it.
+// One full leaf, pages of the trace's own block, prompts alone (answers are of length 0), one
+// request after another, and a pool of exactly 1,000,000 or 4,000,000 tokens: the request being
+// served holds its own pages of it.
 #include <doctest/doctest.h>
 
 #include <set>
@@ -23,15 +23,15 @@ Trace prompts(const char* file) {
 
 double replayed(const Trace& trace, std::uint64_t pages, EvictionOrder order) {
   const std::uint32_t page = trace.block_tokens;
-  const Leaf leaf = std::make_shared<FullAttentionLeaf>(
-      "full", AttentionOptions{.layers = 1,
-                               .kv_heads = 1,
-                               .head_dim = 8,
-                               .value_head_dim = {},
-                               .dtype = DType::bfloat16,
-                               .tokens_per_page = page,
-                               .slots_per_page = {},
-                               .table = TableFormat::dense});
+  const Leaf leaf =
+      std::make_shared<FullAttentionLeaf>("full", AttentionOptions{.layers = 1,
+                                                                   .kv_heads = 1,
+                                                                   .head_dim = 8,
+                                                                   .value_head_dim = {},
+                                                                   .dtype = DType::bfloat16,
+                                                                   .tokens_per_page = page,
+                                                                   .slots_per_page = {},
+                                                                   .table = TableFormat::dense});
   const std::vector<PageSpec> specs = {PageSpec::of(*leaf)};
   BlockManager manager({leaf},
                        {.page_tokens = page,
@@ -76,7 +76,8 @@ TEST_CASE("the bounds of the traces are those that an independent count gave") {
   }
 }
 
-TEST_CASE("eviction by value reaches what remembering evicted pages can give; by lru, what LRU does") {
+TEST_CASE(
+    "eviction by value reaches what remembering evicted pages can give; by lru, what LRU does") {
   for (const Figures& f : figures) {
     CAPTURE(f.file);
     CAPTURE(f.tokens);
@@ -91,7 +92,8 @@ TEST_CASE("eviction by value reaches what remembering evicted pages can give; by
   }
 }
 
-TEST_CASE("a cache without end, pages shorter or longer than the trace's block, and no ids at all") {
+TEST_CASE(
+    "a cache without end, pages shorter or longer than the trace's block, and no ids at all") {
   const Trace trace = prompts("mooncake_synthetic");
   const Bound endless = bound(trace, trace.block_tokens, {});
   CHECK(endless.lru_pct() == doctest::Approx(65.043).epsilon(0.00002));
@@ -106,8 +108,8 @@ TEST_CASE("a cache without end, pages shorter or longer than the trace's block, 
 }
 
 TEST_CASE("the bounds of small traces agree with a search of all that a cache could keep") {
-  // Every set of at most `most` pages that the cache can hold behind each request, from those it held
-  // and those that came by: no rule does better than the best of all.
+  // Every set of at most `most` pages that the cache can hold behind each request, from those it
+  // held and those that came by: no rule does better than the best of all.
   const auto best = [](const std::vector<std::vector<int>>& asked, std::size_t most) {
     std::set<std::pair<std::set<int>, std::uint64_t>> now = {{{}, 0}};
     for (const auto& row : asked) {
@@ -120,7 +122,8 @@ TEST_CASE("the bounds of small traces agree with a search of all that a cache co
           if (!held.contains(page)) all.push_back(page);
         }
         for (std::uint32_t chosen = 0; chosen < 1u << all.size(); ++chosen) {
-          if (static_cast<std::size_t>(std::popcount(chosen)) != std::min(most, all.size())) continue;
+          if (static_cast<std::size_t>(std::popcount(chosen)) != std::min(most, all.size()))
+            continue;
           std::set<int> kept;
           for (std::size_t i = 0; i < all.size(); ++i) {
             if (chosen >> i & 1) kept.insert(all[i]);
@@ -137,7 +140,9 @@ TEST_CASE("the bounds of small traces agree with a search of all that a cache co
   std::uint32_t better_than_lru = 0;
   for (std::uint32_t seed = 1; seed <= 30; ++seed) {
     std::uint32_t state = seed * 2654435761u;
-    const auto below = [&](std::uint32_t n) { return (state = state * 1664525u + 1013904223u) / 65536 % n; };
+    const auto below = [&](std::uint32_t n) {
+      return (state = state * 1664525u + 1013904223u) / 65536 % n;
+    };
     std::vector<std::vector<int>> asked;
     std::string rows;
     for (int i = 0; i < 7; ++i) {  // chains: page d of branch b below a common first page
@@ -150,9 +155,10 @@ TEST_CASE("the bounds of small traces agree with a search of all that a cache co
         ids += (d == 0 ? "" : ", ") + std::to_string(asked.back().back());
       }
       // One token more, so that the last page may be hit; the block is told by the first row.
-      rows += "{\"timestamp\": " + std::to_string(i) + ", \"input_length\": " +
-              std::to_string(depth * 512 + 1) + ", \"output_length\": 1, \"hash_ids\": [" + ids + ", " +
-              std::to_string(1000 + i) + "]}\n";
+      rows += "{\"timestamp\": " + std::to_string(i) +
+              ", \"input_length\": " + std::to_string(depth * 512 + 1) +
+              ", \"output_length\": 1, \"hash_ids\": [" + ids + ", " + std::to_string(1000 + i) +
+              "]}\n";
     }
     const Trace trace = parse_trace(rows, "small.jsonl");
     REQUIRE(trace.block_tokens == 512);

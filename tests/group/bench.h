@@ -162,7 +162,8 @@ class ManagerBench {
   /// Slots of these tokens that are findable, as "1101".
   std::string findable(const std::vector<Token>& tokens, std::uint32_t leaf = 0) const {
     std::string slots;
-    for (const bool found : testing::findable(*manager, tokens, LeafId{leaf})) slots += found ? '1' : '0';
+    for (const bool found : testing::findable(*manager, tokens, LeafId{leaf}))
+      slots += found ? '1' : '0';
     return slots;
   }
   std::vector<std::uint32_t> row(std::uint64_t id, std::uint32_t leaf = 0) const {

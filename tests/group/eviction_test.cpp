@@ -46,7 +46,8 @@ TEST_CASE("P-17 of one chain the deepest goes first; a higher priority outlives 
   const auto chain = prompt(12);
   bench.serve(chain);
   // Each newcomer holds its block, so each evicts one more.
-  const std::vector<std::pair<std::string, std::string>> expected = {{"110", "1"}, {"100", "1"}, {"000", "1"}, {"000", "0"}};
+  const std::vector<std::pair<std::string, std::string>> expected = {
+      {"110", "1"}, {"100", "1"}, {"000", "1"}, {"000", "0"}};
   for (std::uint32_t i = 0; i < expected.size(); ++i) {
     bench.admit(10 + i, prompt(1, 20 + i));
     bench.step(10 + i, 1);
@@ -80,7 +81,9 @@ TEST_CASE("P-18 what lost an ancestor goes before what is older") {
   CHECK(bench.findable(chain) == "1000");
 }
 
-TEST_CASE("K-01 where in its page an item lies tells pages apart; one that ends with a page adds nothing behind it") {
+TEST_CASE(
+    "K-01 where in its page an item lies tells pages apart; one that ends with a page adds nothing "
+    "behind it") {
   ManagerBench bench({full()});
   std::vector<Token> tokens(48, 7);
   AdmitOptions first;
@@ -102,7 +105,9 @@ TEST_CASE("K-04 a leaf with long pages files where its page ends") {
   CHECK(bench.hit(sharing(prompt(1536 * 2 + 5), 1536 + 700, 4000, 1)) == 1536);
 }
 
-TEST_CASE("T-03 one event when a page is first found, one when the last copy goes; parents before children") {
+TEST_CASE(
+    "T-03 one event when a page is first found, one when the last copy goes; parents before "
+    "children") {
   std::vector<PageSpec> specs{PageSpec::of(*full(4))};
   ManagerOptions options;
   options.page_tokens = 4;
@@ -113,7 +118,8 @@ TEST_CASE("T-03 one event when a page is first found, one when the last copy goe
   BlockManager manager({full(4)}, options);
   const auto serve = [&](const std::vector<Token>& tokens) {
     manager.admit(RequestId{1}, tokens);
-    const StepRequest row{RequestId{1}, static_cast<std::uint32_t>(tokens.size()) - manager.planned(RequestId{1})};
+    const StepRequest row{
+        RequestId{1}, static_cast<std::uint32_t>(tokens.size()) - manager.planned(RequestId{1})};
     manager.settle(manager.begin_step({&row, 1}).id);
     manager.release(RequestId{1});
   };
@@ -141,7 +147,11 @@ TEST_CASE("T-03 one event when a page is first found, one when the last copy goe
 
 TEST_CASE("a leaf fed the next token is resumed only where that token is known and the same") {
   const auto draft = std::make_shared<KVLeafRegion>(
-      "draft", KVCacheGroupId("draft", AccessPattern::custom({.tail_begin = [](std::uint32_t) { return 0u; }, .ahead = 1}), Writing::append),
+      "draft",
+      KVCacheGroupId(
+          "draft",
+          AccessPattern::custom({.tail_begin = [](std::uint32_t) { return 0u; }, .ahead = 1}),
+          Writing::append),
       64, KVLeafRegion::Options{1, 4});
   ManagerBench bench({full(4), draft}, {.page = 4});
   bench.serve(prompt(9));
@@ -158,7 +168,8 @@ TEST_CASE("a partial hit copies the common part of a page and never writes to it
   AdmitOptions options;
   options.partial = true;
   for (const std::uint32_t common : {5u, 21u}) {
-    const Admission admission = bench.admit(common, sharing(prompt(32), common, 40, common), options);
+    const Admission admission =
+        bench.admit(common, sharing(prompt(32), common, 40, common), options);
     CHECK(admission.hit_tokens == common);
     const StepRequest row{RequestId{common}, 10};
     const Step& step = bench.manager->begin_step({&row, 1});

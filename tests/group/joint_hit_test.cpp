@@ -125,7 +125,8 @@ TEST_CASE("boundaries lie outside whole items, whatever the unit") {
   CHECK(boundary_outside(20, 10, items) == 10);
 }
 
-TEST_CASE("H-05 random residency and patterns, custom ones too: equal to brute force in any order") {
+TEST_CASE(
+    "H-05 random residency and patterns, custom ones too: equal to brute force in any order") {
   Random random(5);
   constexpr std::uint32_t most_tokens = 96;
   for (int round = 0; round < 20'000; ++round) {
@@ -143,7 +144,8 @@ TEST_CASE("H-05 random residency and patterns, custom ones too: equal to brute f
         AccessPattern::chunk(16),
         AccessPattern::chunk(random.between(1, 20)),
         AccessPattern::point(),
-        AccessPattern::custom({.head = random.below(9), .tail_begin = [table](std::uint32_t n) { return (*table)[n]; }})};
+        AccessPattern::custom({.head = random.below(9),
+                               .tail_begin = [table](std::uint32_t n) { return (*table)[n]; }})};
     const std::uint32_t count = random.between(1, 5);
     std::vector<LeafResidency> leaves;
     std::vector<std::vector<bool>> held;
@@ -169,7 +171,8 @@ TEST_CASE("H-05 random residency and patterns, custom ones too: equal to brute f
 
     std::uint32_t expected = 0;
     for (std::uint32_t n = unit; n <= limit; n += unit) {
-      bool good = std::none_of(items.begin(), items.end(), [&](const Uncut& item) { return n > item.begin && n < item.end; });
+      bool good = std::none_of(items.begin(), items.end(),
+                               [&](const Uncut& item) { return n > item.begin && n < item.end; });
       for (std::uint32_t i = 0; i < count && good; ++i) {
         if (i == without) continue;
         for (const std::uint32_t slot : leaves[i].pattern->reach(n, leaves[i].tokens_per_page)) {

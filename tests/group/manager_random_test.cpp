@@ -1,8 +1,8 @@
 // Random operations on whole managers: many requests, forks, rewinds, preemptions, steps in flight
 // and failed ones, in pools so small that eviction and refusal never stop.
 //
-// KVLEAF_RANDOM_RUNS: runs per mix (default 40); KVLEAF_RANDOM_SEED: first seed; KVLEAF_RANDOM_MIX: only
-// mixes whose name contains it. A failure prints its seed and operations.
+// KVLEAF_RANDOM_RUNS: runs per mix (default 40); KVLEAF_RANDOM_SEED: first seed; KVLEAF_RANDOM_MIX:
+// only mixes whose name contains it. A failure prints its seed and operations.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -19,15 +19,23 @@ Leaf text(std::string name, KVCacheGroupId group, std::uint32_t page = 4) {
   return std::make_shared<KVLeafRegion>(std::move(name), std::move(group), std::uint64_t{page} * 8,
                                         KVLeafRegion::Options{8, page});
 }
-Leaf full(std::uint32_t page = 4, std::string name = "full") { return text(std::move(name), KVCacheGroupId::full(), page); }
-Leaf window(std::uint32_t tokens, std::uint32_t sinks = 0, std::uint32_t page = 4, std::string name = "window") {
+Leaf full(std::uint32_t page = 4, std::string name = "full") {
+  return text(std::move(name), KVCacheGroupId::full(), page);
+}
+Leaf window(std::uint32_t tokens, std::uint32_t sinks = 0, std::uint32_t page = 4,
+            std::string name = "window") {
   return text(std::move(name), KVCacheGroupId::sliding_window(tokens, sinks), page);
 }
-Leaf chunk(std::uint32_t tokens, std::uint32_t page = 4) { return text("chunk", KVCacheGroupId::chunked(tokens), page); }
-Leaf encoder(std::string name = "cross") { return text(std::move(name), KVCacheGroupId::encoder()); }
+Leaf chunk(std::uint32_t tokens, std::uint32_t page = 4) {
+  return text("chunk", KVCacheGroupId::chunked(tokens), page);
+}
+Leaf encoder(std::string name = "cross") {
+  return text(std::move(name), KVCacheGroupId::encoder());
+}
 Leaf scratch() { return std::make_shared<ScratchLeaf>("scratch", 8); }
 Leaf state(StateKernel kernel, std::uint32_t rollback = 0, std::string name = "state",
-           std::optional<std::uint32_t> page = {}, std::string group = "state", bool in_chunk = false) {
+           std::optional<std::uint32_t> page = {}, std::string group = "state",
+           bool in_chunk = false) {
   StateOptions options;
   options.in_chunk = in_chunk;
   options.layers = 1;
@@ -38,8 +46,11 @@ Leaf state(StateKernel kernel, std::uint32_t rollback = 0, std::string name = "s
   options.group = std::move(group);
   return std::make_shared<RecurrentStateLeaf>(std::move(name), options);
 }
-Leaf custom(std::uint32_t head, std::uint32_t ahead, AccessPattern::TailBegin tail_begin, std::string name = "custom") {
-  return text(name, KVCacheGroupId(name, AccessPattern::custom({head, std::move(tail_begin), ahead}), Writing::append));
+Leaf custom(std::uint32_t head, std::uint32_t ahead, AccessPattern::TailBegin tail_begin,
+            std::string name = "custom") {
+  return text(name,
+              KVCacheGroupId(name, AccessPattern::custom({head, std::move(tail_begin), ahead}),
+                             Writing::append));
 }
 
 std::vector<Mix> mixes() {
@@ -59,17 +70,59 @@ std::vector<Mix> mixes() {
       {"pages of 4 and 8", {full(4, "short"), full(8, "long"), window(5, 0, 8)}},
       {"values and scales", {full(4, "values"), full(4, "scales"), window(9)}},
       {"full and state in place", {full(), state(in_place)}},
-      {"full and state in place dense", {full(), state(in_place)}, 4, 64, 32, 6, 30, 3, Retention::dense()},
+      {"full and state in place dense",
+       {full(), state(in_place)},
+       4,
+       64,
+       32,
+       6,
+       30,
+       3,
+       Retention::dense()},
       {"full and state in out", {full(), state(in_out)}},
-      {"full and state in out every 8", {full(), state(in_out)}, 4, 64, 32, 6, 30, 3, Retention::every(8)},
-      {"full, two states, scratch", {full(), state(in_place, 0, "conv"), state(in_out, 0, "ssm", 8, "ssm"), scratch()}},
+      {"full and state in out every 8",
+       {full(), state(in_out)},
+       4,
+       64,
+       32,
+       6,
+       30,
+       3,
+       Retention::every(8)},
+      {"full, two states, scratch",
+       {full(), state(in_place, 0, "conv"), state(in_out, 0, "ssm", 8, "ssm"), scratch()}},
       {"full and state in chunks", {full(), state(in_place, 0, "state", {}, "state", true)}},
-      {"full and states in chunks dense", {full(), state(in_out, 0, "conv", {}, "conv", true), state(in_place, 0, "ssm", 8, "ssm", true)},
-       4, 64, 32, 8, 40, 3, Retention::dense()},
-      {"window and state in chunks, rollback", {window(8), state(in_out, 2, "state", {}, "state", true)}, 4, 64, 32, 6, 30, 3, Retention::every(8)},
-      {"full, a state in chunks and one that is not", {full(), state(in_place, 0, "conv", {}, "conv", true), state(in_out, 0, "ssm", {}, "ssm")}},
+      {"full and states in chunks dense",
+       {full(), state(in_out, 0, "conv", {}, "conv", true),
+        state(in_place, 0, "ssm", 8, "ssm", true)},
+       4,
+       64,
+       32,
+       8,
+       40,
+       3,
+       Retention::dense()},
+      {"window and state in chunks, rollback",
+       {window(8), state(in_out, 2, "state", {}, "state", true)},
+       4,
+       64,
+       32,
+       6,
+       30,
+       3,
+       Retention::every(8)},
+      {"full, a state in chunks and one that is not",
+       {full(), state(in_place, 0, "conv", {}, "conv", true), state(in_out, 0, "ssm", {}, "ssm")}},
       {"state alone", {state(in_place)}, 4, 64, 32, 1, 5},
-      {"window and state spaced", {window(8), state(in_out)}, 4, 64, 32, 6, 30, 3, Retention::spaced()},
+      {"window and state spaced",
+       {window(8), state(in_out)},
+       4,
+       64,
+       32,
+       6,
+       30,
+       3,
+       Retention::spaced()},
       {"full and state in place, rollback", {full(), state(in_place, 2)}},
       {"full and state in out, rollback", {full(), state(in_out, 3)}},
       {"encoder", {full(), encoder()}},
@@ -88,7 +141,8 @@ std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
 TEST_CASE("random operations: every audit holds, and every byte that is read is right") {
   const std::uint64_t runs = from_environment("KVLEAF_RANDOM_RUNS", 40);
   const std::uint64_t first = from_environment("KVLEAF_RANDOM_SEED", 1);
-  const std::uint32_t length = static_cast<std::uint32_t>(from_environment("KVLEAF_RANDOM_OPERATIONS", operations));
+  const std::uint32_t length =
+      static_cast<std::uint32_t>(from_environment("KVLEAF_RANDOM_OPERATIONS", operations));
   const char* only = std::getenv("KVLEAF_RANDOM_MIX");
   for (const Mix& mix : mixes()) {
     if (only != nullptr && mix.name.find(only) == std::string::npos) continue;
@@ -128,7 +182,8 @@ TEST_CASE("random operations: every audit holds, and every byte that is read is 
     CHECK(failed > 0);
     if (mix.caching) CHECK(hits > 0);
     // All cached states at a boundary are published, or none.
-    const bool emits = mix.name.find("in chunks") != std::string::npos && mix.name.find("one that is not") == std::string::npos;
+    const bool emits = mix.name.find("in chunks") != std::string::npos &&
+                       mix.name.find("one that is not") == std::string::npos;
     CHECK((emitted > 0) == emits);
   }
 }

@@ -20,7 +20,8 @@ TEST_CASE("a history holds the last keys, at most six a page, and forgets the ol
   std::deque<std::uint64_t> told;
   const auto lost = [&](std::size_t from, std::size_t to) {  // of the last ones, newest first
     std::size_t count = 0;
-    for (std::size_t i = from; i < to; ++i) count += history.remembers(told[told.size() - 1 - i]) ? 0 : 1;
+    for (std::size_t i = from; i < to; ++i)
+      count += history.remembers(told[told.size() - 1 - i]) ? 0 : 1;
     return count;
   };
   for (int i = 0; i < 200'000; ++i) {
@@ -30,7 +31,7 @@ TEST_CASE("a history holds the last keys, at most six a page, and forgets the ol
     CHECK(history.size() <= PageHistory::keys_per_page * pages);
   }
   CHECK(history.size() > (PageHistory::keys_per_page - 1) * pages);
-  CHECK(lost(0, 5 * pages) <= 5 * pages / 500);     // crowded lines
+  CHECK(lost(0, 5 * pages) <= 5 * pages / 500);    // crowded lines
   CHECK(lost(7 * pages, 8 * pages) >= pages - 5);  // but for keys with one fingerprint
   std::size_t mistaken = 0;
   for (int i = 0; i < 100'000; ++i) mistaken += history.remembers(random.next()) ? 1 : 0;

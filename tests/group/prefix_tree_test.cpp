@@ -20,10 +20,12 @@ class Model {
  public:
   explicit Model(std::uint32_t page_tokens) : page_tokens_(page_tokens) {}
 
-  Prefix prefix(const std::vector<Token>& tokens, const PageExtras& extras, std::uint32_t pages) const {
+  Prefix prefix(const std::vector<Token>& tokens, const PageExtras& extras,
+                std::uint32_t pages) const {
     Prefix text;
     for (std::uint32_t page = 0; page < pages; ++page) {
-      for (std::uint32_t i = 0; i < page_tokens_; ++i) text += std::to_string(tokens[page * page_tokens_ + i]) + ",";
+      for (std::uint32_t i = 0; i < page_tokens_; ++i)
+        text += std::to_string(tokens[page * page_tokens_ + i]) + ",";
       for (const PageExtra& e : extras) {
         if (e.page == page) text += "<" + e.key + ">";
       }
@@ -31,7 +33,9 @@ class Model {
     }
     return text;
   }
-  void set(const Prefix& prefix, std::uint32_t leaf, std::uint32_t block) { blocks_[prefix][leaf] = block; }
+  void set(const Prefix& prefix, std::uint32_t leaf, std::uint32_t block) {
+    blocks_[prefix][leaf] = block;
+  }
   void clear(const Prefix& prefix, std::uint32_t leaf) {
     blocks_[prefix].erase(leaf);
     if (blocks_[prefix].empty()) blocks_.erase(prefix);
@@ -59,7 +63,8 @@ TEST_CASE("K-05 insertions, look-ups, splits and evictions agree with a map of p
     const std::uint32_t P = random.one_in(2) ? 1 : 3;
     const std::uint32_t leaves = random.between(1, 3);
     const std::uint32_t alphabet = random.one_in(2) ? 2 : 3;
-    PrefixTree tree({.page_tokens = P, .leaves = leaves, .page_keys = random.one_in(2), .expected_pages = 64});
+    PrefixTree tree(
+        {.page_tokens = P, .leaves = leaves, .page_keys = random.one_in(2), .expected_pages = 64});
     Model model(P);
     const SegmentId root = tree.root("salt", "adapter");
     struct Page {
@@ -85,21 +90,24 @@ TEST_CASE("K-05 insertions, look-ups, splits and evictions agree with a map of p
           if (e.page < common / P) page.extras.push_back(e);
         }
       }
-      while (page.tokens.size() < pages * P) page.tokens.push_back(static_cast<Token>(random.below(alphabet)));
+      while (page.tokens.size() < pages * P)
+        page.tokens.push_back(static_cast<Token>(random.below(alphabet)));
       page.tokens.resize(pages * P);
       while (!page.extras.empty() && page.extras.back().page >= pages) page.extras.pop_back();
       page.pages = pages;
-      if (random.one_in(8) && page.extras.empty()) page.extras.push_back({random.below(pages), random.one_in(2) ? "a" : "b"});
+      if (random.one_in(8) && page.extras.empty())
+        page.extras.push_back({random.below(pages), random.one_in(2) ? "a" : "b"});
       asked_before.push_back(page);
 
-      if (random.one_in(2)) {  // insert, and file a block somewhere along the way, surely at the end
+      if (random.one_in(
+              2)) {  // insert, and file a block somewhere along the way, surely at the end
         TreeCursor cursor{root, 0};
         tree.pin(cursor.segment);
         while (cursor.pages < pages) {
           const std::uint32_t before = cursor.pages;
           TreeCursor moved = cursor;
-          const PrefixTree::Run run =
-              tree.insert(moved, std::span(page.tokens).subspan(before * P, (pages - before) * P), page.extras);
+          const PrefixTree::Run run = tree.insert(
+              moved, std::span(page.tokens).subspan(before * P, (pages - before) * P), page.extras);
           REQUIRE(run.first == before);
           REQUIRE(moved.pages == before + run.pages);
           tree.pin(moved.segment);
@@ -143,16 +151,19 @@ TEST_CASE("K-05 insertions, look-ups, splits and evictions agree with a map of p
       const std::uint32_t most = random.one_in(4) ? random.below(pages + 1) : pages;
       tree.match(root, page.tokens, page.extras, most, path);
       std::uint32_t expected = 0;
-      while (expected < most && model.exists(model.prefix(page.tokens, page.extras, expected + 1))) ++expected;
+      while (expected < most && model.exists(model.prefix(page.tokens, page.extras, expected + 1)))
+        ++expected;
       REQUIRE(path.pages == expected);
-      REQUIRE(path.left_path == (expected < most && model.goes_on(model.prefix(page.tokens, page.extras, expected))));
+      REQUIRE(path.left_path ==
+              (expected < most && model.goes_on(model.prefix(page.tokens, page.extras, expected))));
       for (const TreePath::Part& part : path.parts) {
         for (std::uint32_t at = part.first; at < part.first + part.pages; ++at) {
           const auto known = model.blocks().find(model.prefix(page.tokens, page.extras, at + 1));
           for (std::uint32_t leaf = 0; leaf < leaves; ++leaf) {
             const bool resident = known != model.blocks().end() && known->second.contains(leaf);
             REQUIRE(tree.resident(part.segment, at, leaf) == resident);
-            if (resident) REQUIRE(tree.block(part.segment, at, leaf).value() == known->second.at(leaf));
+            if (resident)
+              REQUIRE(tree.block(part.segment, at, leaf).value() == known->second.at(leaf));
           }
         }
       }
@@ -180,13 +191,17 @@ TEST_CASE("K-05 thousands of first pages in a small table: equal ones are found,
     TreePath path;
     tree.match(root, {&token, 1}, {}, 1, path);
     REQUIRE(path.pages == (token % 2 == 0 ? 1 : 0));
-    if (path.pages == 1) CHECK(tree.block(path.parts[0].segment, 0, 0).value() == static_cast<std::uint32_t>(token) + 1);
+    if (path.pages == 1)
+      CHECK(tree.block(path.parts[0].segment, 0, 0).value() ==
+            static_cast<std::uint32_t>(token) + 1);
   }
 }
 
 TEST_CASE("K-06 keys of pages: a seed of its own, or the same everywhere") {
   const std::vector<Token> tokens{1, 2, 3, 4};
-  const auto chain = [&](const PageHasher& hasher) { return hasher.page(hasher.root("", ""), tokens, ""); };
+  const auto chain = [&](const PageHasher& hasher) {
+    return hasher.page(hasher.root("", ""), tokens, "");
+  };
   CHECK(chain(PageHasher(KeyHash::xxh3_128, 1)) != chain(PageHasher(KeyHash::xxh3_128, 2)));
   CHECK(chain(PageHasher(KeyHash::xxh3_128, 1)) == chain(PageHasher(KeyHash::xxh3_128, 1)));
   CHECK(chain(PageHasher(KeyHash::sha256, 0)) == chain(PageHasher(KeyHash::sha256, 0)));
@@ -225,8 +240,10 @@ TEST_CASE("keys in the tree are those of the chain, and survive splits") {
   const auto file = [&](const std::vector<Token>& tokens) {
     TreeCursor cursor{root, 0};
     while (cursor.pages * 2 < tokens.size()) {
-      const PrefixTree::Run run = tree.insert(cursor, std::span(tokens).subspan(cursor.pages * 2), {});
-      for (std::uint32_t page = run.first; page < run.first + run.pages; ++page) tree.set_block(run.segment, page, 0, BlockId{page + 1});
+      const PrefixTree::Run run =
+          tree.insert(cursor, std::span(tokens).subspan(cursor.pages * 2), {});
+      for (std::uint32_t page = run.first; page < run.first + run.pages; ++page)
+        tree.set_block(run.segment, page, 0, BlockId{page + 1});
     }
   };
   file(a);

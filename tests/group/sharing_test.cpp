@@ -50,7 +50,8 @@ TEST_CASE("F-10 K-03 rejected drafts leave nothing behind, and are never found")
   drafts.admit(1, {1, 2, 3});
   drafts.run(1);
   drafts.append(1, {99});
-  drafts.settle(drafts.begin(1, 1), {{RequestId{1}, 0}});  // its id was known, so it is rejected with it
+  drafts.settle(drafts.begin(1, 1),
+                {{RequestId{1}, 0}});  // its id was known, so it is rejected with it
   CHECK(drafts.manager->length(RequestId{1}) == 3);
   drafts.append(1, {4});
   drafts.step(1, 1);
@@ -98,7 +99,8 @@ TEST_CASE("A-06 a full pool of requests in flight refuses rows and takes nothing
   for (std::uint64_t id = 1; id <= 4; ++id) CHECK(bench.manager->computed(RequestId{id}) == 4);
 }
 
-TEST_CASE("A-07 a step that settles after its request was released commits nothing and frees once") {
+TEST_CASE(
+    "A-07 a step that settles after its request was released commits nothing and frees once") {
   ManagerBench bench({full()}, {.huge = 3});
   bench.admit(1, prompt(48));
   const StepId step = bench.begin(1, 48);
@@ -107,9 +109,11 @@ TEST_CASE("A-07 a step that settles after its request was released commits nothi
   CHECK(bench.manager->pool().stats().empty == 3);
 }
 
-TEST_CASE("two steps may read states where neither writes, and a step may fail behind one that stands") {
+TEST_CASE(
+    "two steps may read states where neither writes, and a step may fail behind one that stands") {
   for (const StateKernel kernel : {StateKernel::in_place, StateKernel::in_out}) {
-    ManagerBench bench({full(4), state(kernel)}, {.huge = 100, .page = 4, .retention = Retention::dense()});
+    ManagerBench bench({full(4), state(kernel)},
+                       {.huge = 100, .page = 4, .retention = Retention::dense()});
     bench.admit(1, prompt(20));
     bench.step(1, 8);
     const StepId first = bench.begin(1, 4);
@@ -159,7 +163,9 @@ TEST_CASE("media that is whole is never cut by a hit or a step") {
   CHECK(bench.hit(sharing(prompt(20), 10, 20, 1), options) == 0);
 }
 
-TEST_CASE("what is not addressable is neither matched nor committed, and a dropped request leaves nothing") {
+TEST_CASE(
+    "what is not addressable is neither matched nor committed, and a dropped request leaves "
+    "nothing") {
   ManagerBench bench({full(4)}, {.page = 4});
   AdmitOptions options;
   options.addressable = 8;

@@ -1,14 +1,20 @@
-// States and checkpoints: where they are taken, what they are attached to, and what they never cost.
+// States and checkpoints: where they are taken, what they are attached to, and what they never
+// cost.
 #include "bench.h"
 
 namespace kvleaf {
 namespace {
 using namespace kvleaf::testing;
 
-std::uint64_t states_held(const ManagerBench& bench, std::uint32_t leaf = 1) { return bench.live(leaf) + bench.cached(leaf); }
+std::uint64_t states_held(const ManagerBench& bench, std::uint32_t leaf = 1) {
+  return bench.live(leaf) + bench.cached(leaf);
+}
 
-TEST_CASE("S-04 a long path may not take all checkpoints: what is shared later is hit, and kept from then on") {
-  ManagerBench bench({full(64), state()}, {.huge = 400, .ratios = {64, 1}, .page = 64, .retention = Retention::dense()});
+TEST_CASE(
+    "S-04 a long path may not take all checkpoints: what is shared later is hit, and kept from "
+    "then on") {
+  ManagerBench bench({full(64), state()},
+                     {.huge = 400, .ratios = {64, 1}, .page = 64, .retention = Retention::dense()});
   const auto a = prompt(700);
   bench.serve(a);
   const std::uint32_t first = bench.hit(sharing(a, 320, 700, 1));
@@ -19,7 +25,8 @@ TEST_CASE("S-04 a long path may not take all checkpoints: what is shared later i
 }
 
 TEST_CASE("S-05 a hit ends at the checkpoint, not where the tokens part") {
-  ManagerBench bench({full(64), state()}, {.huge = 400, .page = 64, .retention = Retention::tail()});
+  ManagerBench bench({full(64), state()},
+                     {.huge = 400, .page = 64, .retention = Retention::tail()});
   bench.serve(prompt(5000));  // its last boundary before the end: 4,992
   CHECK(bench.hit(sharing(prompt(5000), 5000, 5100, 1)) == 4992);
   ManagerBench small({full(), state()}, {.huge = 400, .retention = Retention::tail()});
@@ -30,7 +37,8 @@ TEST_CASE("S-05 a hit ends at the checkpoint, not where the tokens part") {
 }
 
 TEST_CASE("S-07 drafts on a ring of states draw no more state blocks") {
-  ManagerBench bench({full(), state(StateKernel::in_place, 16)}, {.huge = 200, .retention = Retention::tail()});
+  ManagerBench bench({full(), state(StateKernel::in_place, 16)},
+                     {.huge = 200, .retention = Retention::tail()});
   bench.admit(1, prompt(8));
   bench.run(1);
   const std::uint64_t held = bench.live(1);
@@ -42,9 +50,11 @@ TEST_CASE("S-07 drafts on a ring of states draw no more state blocks") {
   }
 }
 
-TEST_CASE("S-08 a checkpoint that finds no room is skipped and counted; nothing is evicted for it") {
+TEST_CASE(
+    "S-08 a checkpoint that finds no room is skipped and counted; nothing is evicted for it") {
   for (const StateKernel kernel : {StateKernel::in_place, StateKernel::in_out}) {
-    ManagerBench bench({full(4), state(kernel)}, {.huge = 5, .page = 4, .retention = Retention::dense()});
+    ManagerBench bench({full(4), state(kernel)},
+                       {.huge = 5, .page = 4, .retention = Retention::dense()});
     bench.admit(1, prompt(16));
     bench.step(1, 4);
     bench.step(1, 4);
@@ -61,7 +71,8 @@ TEST_CASE("S-08 a checkpoint that finds no room is skipped and counted; nothing 
 
 TEST_CASE("S-09 all state leaves of a boundary are published or none") {
   // Four pages, both live states, and one block more where two are wanted.
-  ManagerBench bench({full(4), state(StateKernel::in_place, 0, "conv"), state(StateKernel::in_place, 0, "recurrent")},
+  ManagerBench bench({full(4), state(StateKernel::in_place, 0, "conv"),
+                      state(StateKernel::in_place, 0, "recurrent")},
                      {.huge = 7, .page = 4, .retention = Retention::dense()});
   bench.admit(1, prompt(17));
   bench.step(1, 12);
@@ -103,8 +114,9 @@ TEST_CASE("S-11 padding draws no state and writes none") {
 }
 
 TEST_CASE("S-12 a state with long pages is filed in its own slots") {
-  ManagerBench bench({full(128), state(StateKernel::in_place, 0, "state", 2176)},
-                     {.huge = 2000, .page = 128, .max_len = 1 << 17, .retention = Retention::tail()});
+  ManagerBench bench(
+      {full(128), state(StateKernel::in_place, 0, "state", 2176)},
+      {.huge = 2000, .page = 128, .max_len = 1 << 17, .retention = Retention::tail()});
   bench.admit(1, prompt(100'096));
   CHECK(bench.manager->next_stop(RequestId{1}) == 2176 * 45);  // the last boundary before its end
   bench.run(1);
@@ -114,7 +126,8 @@ TEST_CASE("S-12 a state with long pages is filed in its own slots") {
 
 TEST_CASE("S-13 a new state is cleared once, a resumed one never; each reads its own") {
   for (const StateKernel kernel : {StateKernel::in_place, StateKernel::in_out}) {
-    ManagerBench bench({full(4), state(kernel)}, {.huge = 60, .page = 4, .retention = Retention::tail()});
+    ManagerBench bench({full(4), state(kernel)},
+                       {.huge = 60, .page = 4, .retention = Retention::tail()});
     const auto clears = [&](const std::vector<StepRequest>& batch) {
       const Step& step = bench.manager->begin_step(batch);
       std::uint32_t count = 0;
@@ -130,7 +143,8 @@ TEST_CASE("S-13 a new state is cleared once, a resumed one never; each reads its
     bench.admit(3, sharing(prompt(13), 13, 20, 2));
     CHECK(bench.manager->computed(RequestId{2}) == 12);
     CHECK(clears({{RequestId{2}, 4}, {RequestId{3}, 4}}) == 0);
-    CHECK(bench.manager->live_block(RequestId{2}, LeafId{1}) != bench.manager->live_block(RequestId{3}, LeafId{1}));
+    CHECK(bench.manager->live_block(RequestId{2}, LeafId{1}) !=
+          bench.manager->live_block(RequestId{3}, LeafId{1}));
   }
 }
 
@@ -144,7 +158,8 @@ TEST_CASE("S-14 resuming moves no bytes with in_out, and is one copy with in_pla
     const StepPlan& plan = planner.plan({&row, 1});
     if (kernel == StateKernel::in_out) {
       CHECK(plan.copies().empty());
-      CHECK(*plan.array(LeafId{1}, "state_read_rows").row<std::int32_t>(0) != *plan.array(LeafId{1}, "state_write_rows").row<std::int32_t>(0));
+      CHECK(*plan.array(LeafId{1}, "state_read_rows").row<std::int32_t>(0) !=
+            *plan.array(LeafId{1}, "state_write_rows").row<std::int32_t>(0));
     } else {
       CHECK(plan.copies().size() == 1);
       CHECK(plan.copies()[0].leaf == LeafId{1});
@@ -172,8 +187,11 @@ TEST_CASE("a live state found as a checkpoint stays as it is, through a reset of
   }
 }
 
-TEST_CASE("a checkpoint that its request wrote but no longer stands for is not filed under other tokens") {
-  ManagerBench bench({full(4), state(StateKernel::in_place, 4)}, {.huge = 100, .page = 4, .retention = Retention::dense()});
+TEST_CASE(
+    "a checkpoint that its request wrote but no longer stands for is not filed under other "
+    "tokens") {
+  ManagerBench bench({full(4), state(StateKernel::in_place, 4)},
+                     {.huge = 100, .page = 4, .retention = Retention::dense()});
   bench.admit(1, prompt(7));
   bench.run(1);
   bench.settle(bench.begin(1, 1));  // token 7, its id not known yet: the state after 8 waits for it

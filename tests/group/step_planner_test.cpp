@@ -1,5 +1,5 @@
-// The planner's arrays against an independent writer that writes all of them from the rows, the dirty
-// ranges against a device's copy, and what a plan costs and survives.
+// The planner's arrays against an independent writer that writes all of them from the rows, the
+// dirty ranges against a device's copy, and what a plan costs and survives.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -16,7 +16,8 @@ namespace {
 using namespace kvleaf::testing;
 using Ints = std::vector<std::int32_t>;
 
-AttentionOptions attention(std::uint32_t page, TableFormat table = TableFormat::dense, std::optional<std::uint32_t> slots = {}) {
+AttentionOptions attention(std::uint32_t page, TableFormat table = TableFormat::dense,
+                           std::optional<std::uint32_t> slots = {}) {
   AttentionOptions options;
   options.layers = 1;
   options.kv_heads = 1;
@@ -34,12 +35,14 @@ class Backwards : public KVLeafRegion {
     return {{"backwards", {batch, num_blocks}, DType::int32}};
   }
   bool can_write_delta() const override { return false; }
-  void write_staged_inputs(std::span<const std::span<const BlockId>> plans, StagedArrays into) const override {
+  void write_staged_inputs(std::span<const std::span<const BlockId>> plans,
+                           StagedArrays into) const override {
     const StagedArray& array = into.at("backwards");
     for (std::size_t i = 0; i < plans.size(); ++i) {
       auto* row = array.row<std::int32_t>(static_cast<std::int64_t>(i));
       std::fill_n(row, array.shape[1], 0);
-      for (std::size_t s = 0; s < plans[i].size(); ++s) row[s] = static_cast<std::int32_t>(plans[i][plans[i].size() - 1 - s].value());
+      for (std::size_t s = 0; s < plans[i].size(); ++s)
+        row[s] = static_cast<std::int32_t>(plans[i][plans[i].size() - 1 - s].value());
     }
   }
 };
@@ -50,15 +53,18 @@ class Ends : public KVLeafRegion {
   StagedInputs staged_input_shapes(std::uint32_t batch, std::uint32_t) const override {
     return {{"ends", {batch}, DType::int32}};
   }
-  void write_staged_inputs(std::span<const std::span<const BlockId>> plans, StagedArrays into) const override {
-    for (std::size_t i = 0; i < plans.size(); ++i) into.at("ends").row<std::int32_t>(0)[i] = static_cast<std::int32_t>(plans[i].size());
+  void write_staged_inputs(std::span<const std::span<const BlockId>> plans,
+                           StagedArrays into) const override {
+    for (std::size_t i = 0; i < plans.size(); ++i)
+      into.at("ends").row<std::int32_t>(0)[i] = static_cast<std::int32_t>(plans[i].size());
   }
   bool can_write_delta() const override { return true; }
   void write_staged_delta(std::span<const RowDelta> rows, StagedArrays into) const override {
     const StagedArray& array = into.at("ends");
     into.reports_changes();
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      const std::size_t end = rows[i].padding ? 0 : rows[i].first_changed_slot + rows[i].blocks.size();
+      const std::size_t end =
+          rows[i].padding ? 0 : rows[i].first_changed_slot + rows[i].blocks.size();
       std::int32_t& held = array.row<std::int32_t>(0)[i];
       if (held == static_cast<std::int32_t>(end)) continue;
       held = static_cast<std::int32_t>(end);
@@ -66,7 +72,8 @@ class Ends : public KVLeafRegion {
     }
   }
 };
-StateOptions state_options(StateKernel kernel, StateTable table, std::uint32_t layers, std::string group) {
+StateOptions state_options(StateKernel kernel, StateTable table, std::uint32_t layers,
+                           std::string group) {
   StateOptions options;
   options.layers = layers;
   options.slabs = {{"recurrent", {2}, DType::float32}};
@@ -82,7 +89,8 @@ class Mirror {
   void upload(const StepPlan& plan, LeafId leaf, const StagedArray& array) {
     auto& memory = memory_[{leaf.value(), std::string(array.key)}];
     std::size_t bytes = size_of(array.dtype);
-    for (const auto& range : plan.dirty(leaf, array.key)) bytes = std::max<std::size_t>(bytes, range.end);
+    for (const auto& range : plan.dirty(leaf, array.key))
+      bytes = std::max<std::size_t>(bytes, range.end);
     if (memory.size() < bytes) memory.resize(bytes);
     for (const auto& range : plan.dirty(leaf, array.key)) {
       std::memcpy(memory.data() + range.begin, array.data + range.begin, range.end - range.begin);
@@ -91,7 +99,8 @@ class Mirror {
       const auto at = static_cast<std::size_t>(element) * sizeof(std::int32_t);
       std::int32_t here = 0;  // never uploaded: zero, as the host's memory began
       if (at + sizeof here <= memory.size()) std::memcpy(&here, memory.data() + at, sizeof here);
-      if (!junk_behind(plan, leaf, array, element)) REQUIRE(here == reinterpret_cast<const std::int32_t*>(array.data)[element]);
+      if (!junk_behind(plan, leaf, array, element))
+        REQUIRE(here == reinterpret_cast<const std::int32_t*>(array.data)[element]);
     });
   }
 
@@ -106,8 +115,10 @@ class Mirror {
     }
   }
   /// Entries of CSR indices behind the last row belong to nobody.
-  static bool junk_behind(const StepPlan& plan, LeafId leaf, const StagedArray& array, std::int64_t element) {
-    return array.key == "indices" && element >= plan.array(leaf, "indptr").row<std::int32_t>(0)[plan.batch()];
+  static bool junk_behind(const StepPlan& plan, LeafId leaf, const StagedArray& array,
+                          std::int64_t element) {
+    return array.key == "indices" &&
+           element >= plan.array(leaf, "indptr").row<std::int32_t>(0)[plan.batch()];
   }
   std::map<std::pair<std::uint32_t, std::string>, std::vector<std::byte>> memory_;
 };
@@ -122,18 +133,22 @@ Kinds all_formats() {
   kinds.leaves = {std::make_shared<FullAttentionLeaf>("dense", attention(4)),
                   std::make_shared<FullAttentionLeaf>("csr", attention(8, TableFormat::csr, 4)),
                   std::make_shared<SlidingWindowLeaf>("compact", compact, attention(4)),
-                  std::make_shared<SlidingWindowLeaf>("csr window", WindowOptions{.window = 6}, attention(4, TableFormat::csr)),
+                  std::make_shared<SlidingWindowLeaf>("csr window", WindowOptions{.window = 6},
+                                                      attention(4, TableFormat::csr)),
                   std::make_shared<Backwards>(),
                   std::make_shared<Ends>(),
-                  std::make_shared<RecurrentStateLeaf>("rows", state_options(StateKernel::in_out, StateTable::rows, 3, "a")),
-                  std::make_shared<RecurrentStateLeaf>("blocks", state_options(StateKernel::in_place, StateTable::blocks, 2, "b")),
+                  std::make_shared<RecurrentStateLeaf>(
+                      "rows", state_options(StateKernel::in_out, StateTable::rows, 3, "a")),
+                  std::make_shared<RecurrentStateLeaf>(
+                      "blocks", state_options(StateKernel::in_place, StateTable::blocks, 2, "b")),
                   std::make_shared<ScratchLeaf>("scratch", 64)};
   return kinds;
 }
 
 class Bench {
  public:
-  Bench(Kinds kinds, std::uint64_t huge, std::uint32_t in_flight, bool caching = true, std::uint32_t max_len = 64) {
+  Bench(Kinds kinds, std::uint64_t huge, std::uint32_t in_flight, bool caching = true,
+        std::uint32_t max_len = 64) {
     std::vector<PageSpec> specs;
     ByHand by_hand;
     for (const Leaf& leaf : kinds.leaves) {
@@ -151,7 +166,8 @@ class Bench {
     options.enable_prefix_caching = caching;
     options.geometry = Geometry::by_hand(specs, by_hand);
     manager = std::make_unique<BlockManager>(kinds.leaves, options);
-    planner = std::make_unique<StepPlanner>(*manager, PlannerOptions{.max_batch = 8, .max_step_tokens = 256});
+    planner = std::make_unique<StepPlanner>(*manager,
+                                            PlannerOptions{.max_batch = 8, .max_step_tokens = 256});
   }
   std::unique_ptr<BlockManager> manager;
   std::unique_ptr<StepPlanner> planner;
@@ -179,10 +195,13 @@ void check_arrays(Bench& bench, const StepPlan& plan) {
       }
       const auto tokens = static_cast<std::uint32_t>(plan.seq_lens()[i]);
       if (id == "dense" || id == "backwards") {
-        Ints expected(static_cast<std::size_t>(plan.array(leaf, id == "dense" ? "block_table" : "backwards").shape[1]), 0);
+        Ints expected(static_cast<std::size_t>(
+                          plan.array(leaf, id == "dense" ? "block_table" : "backwards").shape[1]),
+                      0);
         REQUIRE(blocks.size() <= expected.size());
         for (std::size_t s = 0; s < blocks.size(); ++s) {
-          expected[s] = static_cast<std::int32_t>(blocks[id == "dense" ? s : blocks.size() - 1 - s].value());
+          expected[s] =
+              static_cast<std::int32_t>(blocks[id == "dense" ? s : blocks.size() - 1 - s].value());
         }
         REQUIRE(ints(plan.array(leaf, id == "dense" ? "block_table" : "backwards"), i) == expected);
       } else if (id == "ends") {
@@ -192,9 +211,12 @@ void check_arrays(Bench& bench, const StepPlan& plan) {
         const Ints indptr = ints(plan.array(leaf, "indptr"));
         const Ints indices = ints(plan.array(leaf, "indices"));
         REQUIRE(indptr[i] == next);
-        for (const BlockId block : blocks) REQUIRE(indices[static_cast<std::size_t>(next++)] == static_cast<std::int32_t>(block.value()));
+        for (const BlockId block : blocks)
+          REQUIRE(indices[static_cast<std::size_t>(next++)] ==
+                  static_cast<std::int32_t>(block.value()));
         REQUIRE(indptr[i + 1] == next);
-        REQUIRE(ints(plan.array(leaf, "last_page_len"))[i] == static_cast<std::int32_t>((tokens - 1) % P + 1));
+        REQUIRE(ints(plan.array(leaf, "last_page_len"))[i] ==
+                static_cast<std::int32_t>((tokens - 1) % P + 1));
       } else if (id == "compact") {
         const Ints table = ints(plan.array(leaf, "block_table"), i);
         const std::int32_t first = ints(plan.array(leaf, "first_slot"))[i];
@@ -210,15 +232,20 @@ void check_arrays(Bench& bench, const StepPlan& plan) {
           REQUIRE(found == static_cast<std::int32_t>(blocks[s].value()));
         }
         for (std::size_t c = 0; c < table.size(); ++c) {
-          const std::int64_t slot = c < sinks ? static_cast<std::int64_t>(c) : first + static_cast<std::int64_t>(c) - sinks;
+          const std::int64_t slot = c < sinks ? static_cast<std::int64_t>(c)
+                                              : first + static_cast<std::int64_t>(c) - sinks;
           if (slot >= static_cast<std::int64_t>(blocks.size())) REQUIRE(table[c] == 0);
         }
       } else if (id == "scratch") {
         REQUIRE(ints(plan.array(leaf, "block_table"), i)[0] ==
-                (i < live ? static_cast<std::int32_t>(bench.manager->live_block(plan.rows()[i], leaf)->value()) : 0));
+                (i < live ? static_cast<std::int32_t>(
+                                bench.manager->live_block(plan.rows()[i], leaf)->value())
+                          : 0));
       } else if (id == "blocks") {
         REQUIRE(ints(plan.array(leaf, "state_rows"))[i] ==
-                (i < live ? static_cast<std::int32_t>(bench.manager->live_block(plan.rows()[i], leaf)->value()) : -1));
+                (i < live ? static_cast<std::int32_t>(
+                                bench.manager->live_block(plan.rows()[i], leaf)->value())
+                          : -1));
       } else if (id == "rows") {
         const std::uint64_t rows_per_block = 96 / 8;
         std::optional<BlockId> read;
@@ -230,10 +257,14 @@ void check_arrays(Bench& bench, const StepPlan& plan) {
         }
         for (std::int64_t layer = 0; layer < 3; ++layer) {
           const auto entry = [&](const std::optional<BlockId>& block) {
-            return block ? static_cast<std::int32_t>(block->value() * rows_per_block + static_cast<std::uint64_t>(layer)) : -1;
+            return block ? static_cast<std::int32_t>(block->value() * rows_per_block +
+                                                     static_cast<std::uint64_t>(layer))
+                         : -1;
           };
-          REQUIRE(ints(plan.array(leaf, "state_write_rows"), static_cast<std::size_t>(layer))[i] == entry(write));
-          REQUIRE(ints(plan.array(leaf, "state_read_rows"), static_cast<std::size_t>(layer))[i] == entry(read));
+          REQUIRE(ints(plan.array(leaf, "state_write_rows"), static_cast<std::size_t>(layer))[i] ==
+                  entry(write));
+          REQUIRE(ints(plan.array(leaf, "state_read_rows"), static_cast<std::size_t>(layer))[i] ==
+                  entry(read));
         }
       }
       const auto mapping = plan.slot_mapping(leaf);
@@ -243,14 +274,17 @@ void check_arrays(Bench& bench, const StepPlan& plan) {
       const auto end = static_cast<std::uint32_t>(plan.cu_seqlens_q()[i + 1]);
       for (std::uint32_t q = begin; q < end; ++q) {
         const std::uint32_t t = tokens - (end - q);
-        const std::int64_t expected = i < live ? std::int64_t{blocks[t / P].value()} * slots + t % P / (P / slots) : -1;
+        const std::int64_t expected =
+            i < live ? std::int64_t{blocks[t / P].value()} * slots + t % P / (P / slots) : -1;
         REQUIRE(mapping[q] == expected);
       }
     }
   }
 }
 
-TEST_CASE("N-05 N-02 N-09 random steps in every table format equal a full rewrite; dirty ranges keep a device set right") {
+TEST_CASE(
+    "N-05 N-02 N-09 random steps in every table format equal a full rewrite; dirty ranges keep a "
+    "device set right") {
   for (std::uint64_t seed = 1; seed <= 25; ++seed) {
     Random random(seed);
     Bench bench(all_formats(), random.between(40, 90), random.between(1, 3), random.one_in(2));
@@ -269,7 +303,8 @@ TEST_CASE("N-05 N-02 N-09 random steps in every table format equal a full rewrit
       }
       if (!live.empty() && random.one_in(6)) {
         std::swap(live[random.below(live.size())], live.back());
-        random.one_in(2) ? bench.manager->release(live.back()) : bench.manager->preempt(live.back());
+        random.one_in(2) ? bench.manager->release(live.back())
+                         : bench.manager->preempt(live.back());
         live.pop_back();
       }
       if (!live.empty() && live.size() < 8 && random.one_in(8)) {
@@ -279,7 +314,8 @@ TEST_CASE("N-05 N-02 N-09 random steps in every table format equal a full rewrit
         } catch (const KVError&) {
         }
       }
-      if (flights.size() == bench.manager->options().max_steps_in_flight || (!flights.empty() && random.one_in(3))) {
+      if (flights.size() == bench.manager->options().max_steps_in_flight ||
+          (!flights.empty() && random.one_in(3))) {
         bench.planner->settle(flights.front());
         flights.pop_front();
       }
@@ -303,7 +339,8 @@ TEST_CASE("N-05 N-02 N-09 random steps in every table format equal a full rewrit
       flights.push_back(plan.step());
       check_arrays(bench, plan);
       for (std::uint32_t l = 0; l < bench.manager->leaves().size(); ++l) {
-        for (const StagedArray& array : plan.arrays(LeafId{l})) mirror.upload(plan, LeafId{l}, array);
+        for (const StagedArray& array : plan.arrays(LeafId{l}))
+          mirror.upload(plan, LeafId{l}, array);
       }
       bench.manager->audit();
     }
@@ -311,7 +348,8 @@ TEST_CASE("N-05 N-02 N-09 random steps in every table format equal a full rewrit
 }
 
 TEST_CASE("N-01 columns are those of the longest request, however large the pool") {
-  ManagerBench bench({std::make_shared<KVLeafRegion>("full", KVCacheGroupId::full(), 64, KVLeafRegion::Options{1, 128})},
+  ManagerBench bench({std::make_shared<KVLeafRegion>("full", KVCacheGroupId::full(), 64,
+                                                     KVLeafRegion::Options{1, 128})},
                      {.huge = 100'000, .page = 128, .max_len = 4096});
   StepPlanner planner(*bench.manager, {.max_batch = 4, .max_step_tokens = 4096});
   bench.admit(1, prompt(4096));
@@ -321,8 +359,11 @@ TEST_CASE("N-01 columns are those of the longest request, however large the pool
 
 TEST_CASE("columns rounded up hold null blocks behind the last slot, for kernels that read ahead") {
   ManagerBench bench({full(4), window(6, 4)}, {.page = 4, .max_len = 36});
-  CHECK_THROWS_AS(StepPlanner(*bench.manager, {.max_batch = 4, .max_step_tokens = 64, .column_multiple = 0}), PlanShapeError);
-  StepPlanner planner(*bench.manager, {.max_batch = 4, .max_step_tokens = 64, .column_multiple = 8});
+  CHECK_THROWS_AS(
+      StepPlanner(*bench.manager, {.max_batch = 4, .max_step_tokens = 64, .column_multiple = 0}),
+      PlanShapeError);
+  StepPlanner planner(*bench.manager,
+                      {.max_batch = 4, .max_step_tokens = 64, .column_multiple = 8});
   const auto plan_one = [&](std::uint64_t id, std::uint32_t tokens) {
     const StepRequest row{RequestId{id}, tokens};
     const StepPlan& plan = planner.plan({&row, 1}, 2);
@@ -350,9 +391,12 @@ TEST_CASE("a batch that cannot be planned is refused with its row named, and not
   Bench bench(all_formats(), 90, 2);
   bench.manager->admit(RequestId{1}, prompt(30));
   bench.manager->admit(RequestId{2}, prompt(9, 1));
-  bench.planner->settle(bench.planner->plan(std::vector<StepRequest>{{RequestId{1}, 17}, {RequestId{2}, 9}}).step());
+  bench.planner->settle(
+      bench.planner->plan(std::vector<StepRequest>{{RequestId{1}, 17}, {RequestId{2}, 9}}).step());
   const auto state = [&] {
-    std::vector<std::uint64_t> all{bench.manager->stats().steps_in_flight, bench.manager->planned(RequestId{1}), bench.manager->planned(RequestId{2})};
+    std::vector<std::uint64_t> all{bench.manager->stats().steps_in_flight,
+                                   bench.manager->planned(RequestId{1}),
+                                   bench.manager->planned(RequestId{2})};
     for (std::uint32_t l = 0; l < bench.manager->leaves().size(); ++l) {
       all.push_back(bench.manager->pool().live(LeafId{l}));
       all.push_back(bench.manager->pool().cached(LeafId{l}));
@@ -360,7 +404,8 @@ TEST_CASE("a batch that cannot be planned is refused with its row named, and not
     return all;
   };
   const auto before = state();
-  const auto refused = [&](const std::vector<StepRequest>& batch, const char* message, std::optional<std::uint32_t> pad = {}) {
+  const auto refused = [&](const std::vector<StepRequest>& batch, const char* message,
+                           std::optional<std::uint32_t> pad = {}) {
     std::string said;
     try {
       bench.planner->plan(batch, pad);
@@ -373,15 +418,20 @@ TEST_CASE("a batch that cannot be planned is refused with its row named, and not
     bench.manager->audit();
   };
   refused({{RequestId{1}, 1}, {RequestId{7}, 1}}, "row 1: request 7 is not live");
-  refused({{RequestId{1}, 1}, {RequestId{2}, 1}, {RequestId{1}, 1}}, "row 2: request 1 at 17 tokens plans 1 more: it is in the batch twice");
+  refused({{RequestId{1}, 1}, {RequestId{2}, 1}, {RequestId{1}, 1}},
+          "row 2: request 1 at 17 tokens plans 1 more: it is in the batch twice");
   refused({{RequestId{1}, 0}}, "row 0: request 1 at 17 tokens plans 0 more: at least 1 is needed");
-  refused({{RequestId{2}, 1}, {RequestId{1}, 48}}, "row 1: request 1 at 17 tokens plans 48 more: that passes max_len 64");
+  refused({{RequestId{2}, 1}, {RequestId{1}, 48}},
+          "row 1: request 1 at 17 tokens plans 48 more: that passes max_len 64");
   refused({{RequestId{1}, 65}}, "row 0: request 1 at 17 tokens plans 65 more");
-  refused(std::vector<StepRequest>(9, {RequestId{1}, 1}), "a batch of 9 rows; the planner was built for 8");
+  refused(std::vector<StepRequest>(9, {RequestId{1}, 1}),
+          "a batch of 9 rows; the planner was built for 8");
   refused({{RequestId{1}, 1}}, "a batch of 9 rows; the planner was built for 8", 9);
-  refused({{RequestId{1}, 250}, {RequestId{2}, 7}}, "257 tokens in one step; the planner was built for 256");
+  refused({{RequestId{1}, 250}, {RequestId{2}, 7}},
+          "257 tokens in one step; the planner was built for 256");
   // And it is as if nobody had asked.
-  const StepPlan& plan = bench.planner->plan(std::vector<StepRequest>{{RequestId{2}, 1}, {RequestId{1}, 13}});
+  const StepPlan& plan =
+      bench.planner->plan(std::vector<StepRequest>{{RequestId{2}, 1}, {RequestId{1}, 13}});
   check_arrays(bench, plan);
   bench.planner->settle(plan.step());
 }
@@ -389,7 +439,8 @@ TEST_CASE("a batch that cannot be planned is refused with its row named, and not
 TEST_CASE("N-03 N-04 N-11 dummy rows, slot mappings and cumulative lengths") {
   ManagerBench bench({full()});
   StepPlanner planner(*bench.manager, {.max_batch = 8, .max_step_tokens = 64});
-  for (std::uint64_t id = 1; id <= 3; ++id) bench.admit(id, prompt(24, static_cast<std::uint32_t>(id)));
+  for (std::uint64_t id = 1; id <= 3; ++id)
+    bench.admit(id, prompt(24, static_cast<std::uint32_t>(id)));
   bench.step(1, 10);
   bench.step(2, 20);
   const std::vector<StepRequest> batch{{RequestId{1}, 3}, {RequestId{2}, 1}, {RequestId{3}, 4}};
@@ -401,7 +452,8 @@ TEST_CASE("N-03 N-04 N-11 dummy rows, slot mappings and cumulative lengths") {
   CHECK(mapping[3] == std::int64_t{bench.row(2)[1]} * 16 + 4);
   CHECK(mapping[8] == -1);
   CHECK(mapping[9] == -1);
-  for (std::size_t i = 3; i < 5; ++i) CHECK(ints(plan.array(LeafId{0}, "block_table"), i) == Ints{0, 0});
+  for (std::size_t i = 3; i < 5; ++i)
+    CHECK(ints(plan.array(LeafId{0}, "block_table"), i) == Ints{0, 0});
   planner.settle(plan.step());
   bench.release(1);
   const StepRequest again{RequestId{2}, 1};
@@ -412,7 +464,10 @@ TEST_CASE("N-03 N-04 N-11 dummy rows, slot mappings and cumulative lengths") {
 
 TEST_CASE("N-06 a decode step writes the entries that changed, at any length") {
   for (const std::uint32_t length : {1'000u, 100'000u}) {
-    ManagerBench bench({full()}, {.huge = 256 * (length / 16 + 3), .max_len = 100'100, .max_step = 100'000, .caching = false});
+    ManagerBench bench({full()}, {.huge = 256 * (length / 16 + 3),
+                                  .max_len = 100'100,
+                                  .max_step = 100'000,
+                                  .caching = false});
     StepPlanner planner(*bench.manager, {.max_batch = 256, .max_step_tokens = 100'100});
     std::vector<StepRequest> batch;
     for (std::uint64_t id = 1; id <= 256; ++id) {
@@ -439,7 +494,8 @@ TEST_CASE("N-06 a decode step writes the entries that changed, at any length") {
 TEST_CASE("N-07 the one that does not fit is named, and nothing of it changed") {
   ManagerBench bench({full(4)}, {.huge = 5, .page = 4, .caching = false});
   StepPlanner planner(*bench.manager, {.max_batch = 8, .max_step_tokens = 64});
-  for (std::uint64_t id = 1; id <= 3; ++id) bench.admit(id, prompt(4, static_cast<std::uint32_t>(id)));
+  for (std::uint64_t id = 1; id <= 3; ++id)
+    bench.admit(id, prompt(4, static_cast<std::uint32_t>(id)));
   for (std::uint64_t id = 1; id <= 3; ++id) bench.step(id, 4);
   const std::vector<StepRequest> batch{{RequestId{1}, 1}, {RequestId{2}, 1}, {RequestId{3}, 1}};
   const auto before = bench.row(3);
@@ -460,14 +516,16 @@ TEST_CASE("N-08 plan, discard, plan again: equal arrays, equal pool") {
   const std::vector<StepRequest> batch{{RequestId{1}, 17}, {RequestId{2}, 9}};
   const auto live = [&] {
     std::vector<std::uint64_t> counts;
-    for (std::uint32_t l = 0; l < bench.manager->leaves().size(); ++l) counts.push_back(bench.manager->pool().live(LeafId{l}));
+    for (std::uint32_t l = 0; l < bench.manager->leaves().size(); ++l)
+      counts.push_back(bench.manager->pool().live(LeafId{l}));
     return counts;
   };
   const auto before = live();
   const StepPlan& first = bench.planner->plan(batch);
   const auto held = live();
   const auto lengths = bench.planner->abandon(first.step());
-  CHECK(lengths == std::vector<std::pair<RequestId, std::uint32_t>>{{RequestId{1}, 0}, {RequestId{2}, 0}});
+  CHECK(lengths ==
+        std::vector<std::pair<RequestId, std::uint32_t>>{{RequestId{1}, 0}, {RequestId{2}, 0}});
   bench.manager->audit();
   const StepPlan& second = bench.planner->plan(batch);
   CHECK(live() == held);
@@ -478,7 +536,8 @@ TEST_CASE("N-08 plan, discard, plan again: equal arrays, equal pool") {
   CHECK(live() == before);
 }
 
-TEST_CASE("N-10 a state addressed by row: entry (layer, row) is block times rows a stride, plus layer") {
+TEST_CASE(
+    "N-10 a state addressed by row: entry (layer, row) is block times rows a stride, plus layer") {
   StateOptions options;
   options.layers = 18;
   options.slabs = {{"recurrent", {64}, DType::float32}};
@@ -491,7 +550,8 @@ TEST_CASE("N-10 a state addressed by row: entry (layer, row) is block times rows
   CHECK(rows[0].end == 72);
 }
 
-TEST_CASE("N-12 a block that last held a state is cleared once before it holds keys, and the reverse") {
+TEST_CASE(
+    "N-12 a block that last held a state is cleared once before it holds keys, and the reverse") {
   StateOptions options;
   options.layers = 1;
   options.slabs = {{"recurrent", {16}, DType::float32}};
@@ -551,7 +611,8 @@ TEST_CASE("N-12 a block that last held a state is cleared once before it holds k
 
 TEST_CASE("N-13 plans lie at the same addresses in turn, call no heap, and know their bounds") {
   Bench bench(all_formats(), 600, 2, true, 4000);
-  for (std::uint64_t id = 1; id <= 4; ++id) bench.manager->admit(RequestId{id}, prompt(8, static_cast<std::uint32_t>(id)));
+  for (std::uint64_t id = 1; id <= 4; ++id)
+    bench.manager->admit(RequestId{id}, prompt(8, static_cast<std::uint32_t>(id)));
   std::vector<StepRequest> batch;
   for (std::uint64_t id = 1; id <= 4; ++id) batch.push_back({RequestId{id}, 8});
   bench.planner->settle(bench.planner->plan(batch).step());
@@ -606,7 +667,8 @@ TEST_CASE("B-03 a leaf that throws while it writes: no step was begun, and the m
   struct Throws : KVLeafRegion {
     Throws() : KVLeafRegion("throws", KVCacheGroupId::full(), 64, {1, 4}) {}
     bool can_write_delta() const override { return false; }
-    void write_staged_inputs(std::span<const std::span<const BlockId>> plans, StagedArrays into) const override {
+    void write_staged_inputs(std::span<const std::span<const BlockId>> plans,
+                             StagedArrays into) const override {
       if (angry) throw std::runtime_error("from the leaf");
       KVLeafRegion::write_staged_inputs(plans, into);
     }
@@ -628,13 +690,17 @@ TEST_CASE("B-03 a leaf that throws while it writes: no step was begun, and the m
     bench.manager->audit();
     CHECK(bench.manager->stats().steps_in_flight == 0);
     CHECK(bench.manager->planned(RequestId{1}) == planned);
-    CHECK(bench.live(0) + bench.live(1) + bench.live(2) + bench.live(3) <= live + 1);  // scratch may stay
+    CHECK(bench.live(0) + bench.live(1) + bench.live(2) + bench.live(3) <=
+          live + 1);  // scratch may stay
     const StepPlan& plan = planner.plan({&one, 1});
     const Ints table = ints(plan.array(LeafId{0}, "block_table"));
     const auto row = bench.row(1, 0);
-    CHECK(std::ranges::equal(table, row, [](std::int32_t a, std::uint32_t b) { return static_cast<std::uint32_t>(a) == b; }));
+    CHECK(std::ranges::equal(table, row, [](std::int32_t a, std::uint32_t b) {
+      return static_cast<std::uint32_t>(a) == b;
+    }));
     planner.settle(plan.step());
-    bench.manager->rewind(RequestId{1}, planned > 8 ? bench.manager->computed(RequestId{1}) : planned);
+    bench.manager->rewind(RequestId{1},
+                          planned > 8 ? bench.manager->computed(RequestId{1}) : planned);
   }
 }
 

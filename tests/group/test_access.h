@@ -14,15 +14,18 @@ struct BlockManagerTestAccess {
 
 namespace testing {
 
-/// Which pages of these tokens are findable in this leaf, by the slot. Asks for no memory, as a probe does.
-inline std::vector<bool> findable(BlockManager& manager, std::span<const Token> tokens, LeafId leaf) {
+/// Which pages of these tokens are findable in this leaf, by the slot. Asks for no memory, as a
+/// probe does.
+inline std::vector<bool> findable(BlockManager& manager, std::span<const Token> tokens,
+                                  LeafId leaf) {
   const auto& impl = BlockManagerTestAccess::impl(manager);
   const LeafInfo& info = impl.info_.at(leaf.value());
   std::vector<bool> slots(tokens.size() / info.tokens_per_page, false);
   const auto root = impl.tree_->find_root("", "");
   if (!root) return slots;
   TreePath path;
-  impl.tree_->match(*root, tokens, {}, static_cast<std::uint32_t>(tokens.size()) / impl.options_.page_tokens, path);
+  impl.tree_->match(*root, tokens, {},
+                    static_cast<std::uint32_t>(tokens.size()) / impl.options_.page_tokens, path);
   for (const TreePath::Part& part : path.parts) {
     for (std::uint32_t page = part.first; page < part.first + part.pages; ++page) {
       if (impl.tree_->resident(part.segment, page, *info.tree)) slots[page / info.pages] = true;

@@ -26,7 +26,8 @@ TEST_CASE("W-04 a row in the manager and in the table of that same step") {
     const StepPlan& plan = planner.plan({&row, 1});
     const auto blocks = bench.row(1);
     const auto* table = plan.array(LeafId{0}, "block_table").row<std::int32_t>(0);
-    for (std::size_t s = 0; s < blocks.size(); ++s) CHECK(table[s] == static_cast<std::int32_t>(blocks[s]));
+    for (std::size_t s = 0; s < blocks.size(); ++s)
+      CHECK(table[s] == static_cast<std::int32_t>(blocks[s]));
     planner.settle(plan.step());
   }
   CHECK(bench.slots_held(1) == Slots{2, 3, 4});
@@ -45,7 +46,8 @@ TEST_CASE("W-06 decode and extension draw the page they enter, not a window") {
 }
 
 TEST_CASE("W-07 a batch is charged for the tokens of its step once") {
-  ManagerBench bench({window(128, 4)}, {.huge = 4160, .page = 4, .max_step = 128, .caching = false});
+  ManagerBench bench({window(128, 4)},
+                     {.huge = 4160, .page = 4, .max_step = 128, .caching = false});
   std::vector<StepRequest> batch;
   for (std::uint64_t id = 1; id <= 64; ++id) {
     bench.manager->admit(RequestId{id}, prompt(386, static_cast<std::uint32_t>(id)));
@@ -63,11 +65,13 @@ TEST_CASE("W-07 a batch is charged for the tokens of its step once") {
 }
 
 TEST_CASE("W-09 a drafter's window beside long pages asks for what its steps hold") {
-  ManagerBench bench({full(2304), window(2048, 16)}, {.huge = 7 + 257, .max_step = 2048, .caching = false});
+  ManagerBench bench({full(2304), window(2048, 16)},
+                     {.huge = 7 + 257, .max_step = 2048, .caching = false});
   bench.admit(1, prompt(15'537));
   bench.run(1);
   CHECK(bench.live(0) == 7);
-  ManagerBench tight({full(2304), window(2048, 16)}, {.huge = 6 + 257, .max_step = 2048, .caching = false});
+  ManagerBench tight({full(2304), window(2048, 16)},
+                     {.huge = 6 + 257, .max_step = 2048, .caching = false});
   CHECK_THROWS_AS(tight.admit(1, prompt(15'537)), PoolExhausted);
 }
 
@@ -78,10 +82,12 @@ TEST_CASE("an empty reach needs nothing: chunks resume at their begin whatever e
   bench.step(1, 8);  // takes what no kept boundary uses
   bench.release(1, Prefix::drop);
   CHECK(bench.findable(prompt(13)).substr(0, 2) != "11");
-  CHECK(bench.hit(sharing(prompt(13), 9, 12, 1)) == 8);  // nothing of the first chunk is needed there
+  CHECK(bench.hit(sharing(prompt(13), 9, 12, 1)) ==
+        8);  // nothing of the first chunk is needed there
 }
 
-// ---- encoders --------------------------------------------------------------------------------------
+// ---- encoders
+// --------------------------------------------------------------------------------------
 
 AdmitOptions encoder(const char* digest, std::uint32_t tokens) {
   AdmitOptions options;

@@ -47,8 +47,9 @@ World::World(const Mix& mix, std::uint64_t seed, std::vector<std::string>* log)
   options.events = random_.one_in(3);
   options.geometry = geometry(mix, random_);
   manager_ = std::make_unique<BlockManager>(mix.leaves, options);
-  planner_ = std::make_unique<StepPlanner>(
-      *manager_, PlannerOptions{.max_batch = most_people + 2, .max_step_tokens = 256, .max_encoder_tokens = 32});
+  planner_ = std::make_unique<StepPlanner>(*manager_, PlannerOptions{.max_batch = most_people + 2,
+                                                                     .max_step_tokens = 256,
+                                                                     .max_encoder_tokens = 32});
   device_ = std::make_unique<Device>(manager_->geometry());
   for (const Leaf& leaf : mix.leaves) {
     any_ahead_ = any_ahead_ || leaf->group_id().pattern.ahead() > 0;
@@ -57,8 +58,8 @@ World::World(const Mix& mix, std::uint64_t seed, std::vector<std::string>* log)
   }
   std::string ratios;
   for (const LeafGeometry& g : manager_->geometry().leaves()) ratios += fmt::format(" {}", g.ratio);
-  say("{} huge blocks, ratios{}, {} steps in flight, {}{}", manager_->geometry().huge_blocks(), ratios,
-      options.max_steps_in_flight, options.eviction == EvictionOrder::lru ? "lru" : "value",
+  say("{} huge blocks, ratios{}, {} steps in flight, {}{}", manager_->geometry().huge_blocks(),
+      ratios, options.max_steps_in_flight, options.eviction == EvictionOrder::lru ? "lru" : "value",
       options.events ? ", events" : "");
 }
 
@@ -79,7 +80,8 @@ void World::end() {
     manager_->audit();
   }
   while (!flights_.empty()) settle();
-  if (!manager_->stats().steps_in_flight) {  // pending copies of ended forks leave with the next step
+  if (!manager_->stats()
+           .steps_in_flight) {  // pending copies of ended forks leave with the next step
     const Step& step = manager_->begin_step({});
     manager_->settle(step.id);
   }
@@ -87,11 +89,12 @@ void World::end() {
   manager_->audit();
   for (std::uint32_t leaf = 0; leaf < mix_.leaves.size(); ++leaf) {
     require(manager_->pool().live(LeafId{leaf}) == 0 && manager_->pool().cached(LeafId{leaf}) == 0,
-            "leaf {}: {} live and {} cached blocks are left", leaf, manager_->pool().live(LeafId{leaf}),
-            manager_->pool().cached(LeafId{leaf}));
+            "leaf {}: {} live and {} cached blocks are left", leaf,
+            manager_->pool().live(LeafId{leaf}), manager_->pool().cached(LeafId{leaf}));
   }
   const PoolStats stats = manager_->pool().stats();
-  require(stats.empty == stats.huge_blocks, "{} of {} huge blocks are empty", stats.empty, stats.huge_blocks);
+  require(stats.empty == stats.huge_blocks, "{} of {} huge blocks are empty", stats.empty,
+          stats.huge_blocks);
   device_->require_null_region();
 }
 
@@ -117,7 +120,8 @@ void World::operate() {
   if (!manager_->take_events().empty()) say("take_events");
 }
 
-// ---- the model -------------------------------------------------------------------------------------
+// ---- the model
+// -------------------------------------------------------------------------------------
 
 World::Person* World::anyone() {
   if (people_.empty()) return nullptr;
@@ -141,7 +145,8 @@ void World::hash_on(Person& p) {
   if (p.hashes.empty()) p.hashes.push_back(mix(mix(5, p.options.salt), p.options.adapter));
   while (p.hashes.size() <= p.truth.size()) {
     const auto i = static_cast<std::uint32_t>(p.hashes.size() - 1);
-    p.hashes.push_back(mix(mix(p.hashes.back(), static_cast<std::uint64_t>(p.truth[i])), depends_on(p, i)));
+    p.hashes.push_back(
+        mix(mix(p.hashes.back(), static_cast<std::uint64_t>(p.truth[i])), depends_on(p, i)));
   }
 }
 
@@ -162,7 +167,8 @@ void World::cut_truth(Person& p, std::uint32_t length) {
 std::uint64_t World::text_word(const Person& p, LeafId leaf, std::uint32_t token) const {
   const std::uint64_t word = mix(p.hashes[token + std::size_t{1}], 100 + leaf.value());
   if (leaf_of(leaf).group_id().pattern.ahead() == 0) return word;
-  return mix(mix(word, static_cast<std::uint64_t>(p.truth[token + std::size_t{1}])), depends_on(p, token + 1));
+  return mix(mix(word, static_cast<std::uint64_t>(p.truth[token + std::size_t{1}])),
+             depends_on(p, token + 1));
 }
 
 std::uint64_t World::state_word(const Person& p, LeafId leaf, std::uint32_t tokens) const {
@@ -170,7 +176,9 @@ std::uint64_t World::state_word(const Person& p, LeafId leaf, std::uint32_t toke
 }
 
 std::uint64_t World::encoder_word(const Person& p, LeafId leaf, std::uint32_t token) const {
-  return mix(mix(mix(mix(6, p.options.encoder->digest), p.options.salt + "/" + p.options.adapter), leaf.value()), token);
+  return mix(mix(mix(mix(6, p.options.encoder->digest), p.options.salt + "/" + p.options.adapter),
+                 leaf.value()),
+             token);
 }
 
 bool World::cuts_item(const Person& p, std::uint32_t end) const {
@@ -182,11 +190,13 @@ bool World::cuts_item(const Person& p, std::uint32_t end) const {
 
 void World::check_lengths() {
   for (const auto& [id, p] : people_) {
-    require(manager_->planned(p.id) == p.planned, "request {}: planned {}, must be {}", id, manager_->planned(p.id), p.planned);
-    require(manager_->length(p.id) == p.known, "request {}: knows {}, must know {}", id, manager_->length(p.id), p.known);
+    require(manager_->planned(p.id) == p.planned, "request {}: planned {}, must be {}", id,
+            manager_->planned(p.id), p.planned);
+    require(manager_->length(p.id) == p.known, "request {}: knows {}, must know {}", id,
+            manager_->length(p.id), p.known);
     if (const auto stop = manager_->next_stop(p.id)) {
-      require(*stop > p.planned && *stop <= p.known && *stop % mix_.page == 0, "request {} at {} of {}: next_stop {}", id,
-              p.planned, p.known, *stop);
+      require(*stop > p.planned && *stop <= p.known && *stop % mix_.page == 0,
+              "request {} at {} of {}: next_stop {}", id, p.planned, p.known, *stop);
     }
   }
 }
@@ -202,16 +212,19 @@ void World::check_promises() {
     promises += fmt::format(" {} ({}):", r->id.value(), *r->guarantee);
     for (const LeafInfo& leaf : impl.info_) promises += fmt::format(" {}", impl.promise(*r, leaf));
   }
-  require(verdict.fits, "promises{} need {} huge blocks, {} are left", promises, verdict.huge_needed, verdict.huge_left);
+  require(verdict.fits, "promises{} need {} huge blocks, {} are left", promises,
+          verdict.huge_needed, verdict.huge_left);
   say("    promises{}, {} of {}", promises, verdict.huge_needed, verdict.huge_left);
 }
 
-// ---- admission -------------------------------------------------------------------------------------
+// ---- admission
+// -------------------------------------------------------------------------------------
 
 void World::admit(std::optional<RequestId> again) {
   if (people_.size() >= most_people) return;
   Person p;
-  if (!again && !preempted_.empty() && random_.one_in(3)) again = RequestId{preempted_.begin()->first};
+  if (!again && !preempted_.empty() && random_.one_in(3))
+    again = RequestId{preempted_.begin()->first};
   if (again) {
     p = preempted_.at(again->value());
     p.filled = false;
@@ -232,7 +245,8 @@ void World::admit(std::optional<RequestId> again) {
         p.options.adapter = base->options.adapter;
         p.options.media = base->options.media;
         p.options.encoder = base->options.encoder;
-        std::erase_if(p.options.media, [&](const MediaItem& item) { return item.offset + item.length > common; });
+        std::erase_if(p.options.media,
+                      [&](const MediaItem& item) { return item.offset + item.length > common; });
       } else {
         p.options.salt = random_.one_in(6) ? "s" : "";
         p.options.adapter = random_.one_in(6) ? "a@1" : "";
@@ -241,9 +255,13 @@ void World::admit(std::optional<RequestId> again) {
         while (p.truth.size() < length) p.truth.push_back(static_cast<Token>(random_.below(2)));
       } else {
         p.truth.resize(std::max<std::size_t>(1, std::min<std::size_t>(p.truth.size(), longest)));
-        std::erase_if(p.options.media, [&](const MediaItem& item) { return item.offset + item.length > p.truth.size(); });
+        std::erase_if(p.options.media, [&](const MediaItem& item) {
+          return item.offset + item.length > p.truth.size();
+        });
       }
-      const std::uint32_t last = p.options.media.empty() ? 0 : p.options.media.back().offset + p.options.media.back().length;
+      const std::uint32_t last =
+          p.options.media.empty() ? 0
+                                  : p.options.media.back().offset + p.options.media.back().length;
       if (random_.one_in(4) && last + 1 < p.truth.size()) {
         MediaItem item;
         item.offset = random_.between(last, p.truth.size() - 1);
@@ -254,7 +272,8 @@ void World::admit(std::optional<RequestId> again) {
         p.options.media.push_back(item);
       }
     }
-    if (any_encoder_ && (!p.options.encoder || random_.one_in(4) || p.options.encoder->at >= p.truth.size())) {
+    if (any_encoder_ &&
+        (!p.options.encoder || random_.one_in(4) || p.options.encoder->at >= p.truth.size())) {
       p.options.encoder = EncoderInput{random_.one_in(2) ? "x" : "y", random_.between(1, 9),
                                        random_.one_in(2) ? 0 : random_.below(p.truth.size())};
     }
@@ -286,27 +305,35 @@ void World::admit(std::optional<RequestId> again) {
   if (log_ != nullptr) {
     for (const Token token : p.truth) tokens += std::to_string(token);
     for (const MediaItem& item : p.options.media) {
-      tokens += fmt::format(" media[{},{}){}{}", item.offset, item.offset + item.length, item.digest, item.whole ? "!" : "");
+      tokens += fmt::format(" media[{},{}){}{}", item.offset, item.offset + item.length,
+                            item.digest, item.whole ? "!" : "");
     }
-    if (p.options.encoder) tokens += fmt::format(" encoder {}:{}@{}", p.options.encoder->digest, p.options.encoder->tokens, p.options.encoder->at);
+    if (p.options.encoder)
+      tokens += fmt::format(" encoder {}:{}@{}", p.options.encoder->digest,
+                            p.options.encoder->tokens, p.options.encoder->at);
     if (p.options.guarantee) tokens += fmt::format(" guarantee {}", *p.options.guarantee);
     if (p.options.addressable) tokens += fmt::format(" addressable {}", *p.options.addressable);
     if (p.options.partial) tokens += " partial";
   }
-  say("admit {} {} tokens {} salt '{}' adapter '{}'", p.id.value(), p.prompt, tokens, p.options.salt, p.options.adapter);
+  say("admit {} {} tokens {} salt '{}' adapter '{}'", p.id.value(), p.prompt, tokens,
+      p.options.salt, p.options.adapter);
   try {
     const Admission admission = manager_->admit(p.id, p.truth, p.options);
-    say("  hit {}: {}{}", admission.hit_tokens, admission.reason, admission.encoder_cached ? ", encoder cached" : "");
+    say("  hit {}: {}{}", admission.hit_tokens, admission.reason,
+        admission.encoder_cached ? ", encoder cached" : "");
     require(denied.empty(), "admitted, but the probe said: {}", denied);
     if (probed) {
       require(probed->hit_tokens == admission.hit_tokens && probed->lost == admission.lost &&
-                  probed->next_stop == admission.next_stop && probed->encoder_cached == admission.encoder_cached &&
+                  probed->next_stop == admission.next_stop &&
+                  probed->encoder_cached == admission.encoder_cached &&
                   probed->reason == admission.reason,
-              "the probe said hit {} '{}', admission hit {} '{}'", probed->hit_tokens, probed->reason,
-              admission.hit_tokens, admission.reason);
+              "the probe said hit {} '{}', admission hit {} '{}'", probed->hit_tokens,
+              probed->reason, admission.hit_tokens, admission.reason);
     }
-    require(admission.hit_tokens < p.prompt, "a hit of {} of {} tokens", admission.hit_tokens, p.prompt);
-    require(!cuts_item(p, admission.hit_tokens), "a hit of {} ends inside a media item", admission.hit_tokens);
+    require(admission.hit_tokens < p.prompt, "a hit of {} of {} tokens", admission.hit_tokens,
+            p.prompt);
+    require(!cuts_item(p, admission.hit_tokens), "a hit of {} ends inside a media item",
+            admission.hit_tokens);
     p.planned = admission.hit_tokens;
     p.filled = admission.encoder_cached;
     hit_tokens += admission.hit_tokens;
@@ -324,7 +351,8 @@ void World::admit(std::optional<RequestId> again) {
   }
 }
 
-// ---- steps -----------------------------------------------------------------------------------------
+// ---- steps
+// -----------------------------------------------------------------------------------------
 
 void World::step() {
   if (flights_.size() >= manager_->options().max_steps_in_flight) {
@@ -368,20 +396,25 @@ void World::step() {
   for (const Refusal& refusal : plan.refused()) {
     say("  refused: {}", refusal.why);
     const Person& p = people_.at(refusal.request.value());
-    const auto row = std::find_if(batch.begin(), batch.end(), [&](const StepRequest& r) { return r.request == p.id; });
-    require(!p.options.guarantee || p.planned + row->new_tokens > *p.options.guarantee || row->new_tokens > mix_.page,
-            "request {} is guaranteed {} tokens, but refused {} at {}: {}", p.id.value(), p.options.guarantee.value_or(0),
-            row->new_tokens, p.planned, refusal.why);
+    const auto row = std::find_if(batch.begin(), batch.end(),
+                                  [&](const StepRequest& r) { return r.request == p.id; });
+    require(!p.options.guarantee || p.planned + row->new_tokens > *p.options.guarantee ||
+                row->new_tokens > mix_.page,
+            "request {} is guaranteed {} tokens, but refused {} at {}: {}", p.id.value(),
+            p.options.guarantee.value_or(0), row->new_tokens, p.planned, refusal.why);
   }
   for (std::size_t i = 0; i < plan.rows().size(); ++i) {
     Person& p = people_.at(plan.rows()[i].value());
-    const auto row = std::find_if(batch.begin(), batch.end(), [&](const StepRequest& r) { return r.request == p.id; });
+    const auto row = std::find_if(batch.begin(), batch.end(),
+                                  [&](const StepRequest& r) { return r.request == p.id; });
     flight.rows.push_back({p.serial, p.id, p.planned, row->new_tokens, p.known});
     know_truth(p, p.planned + row->new_tokens + 1);
   }
   if (log_ != nullptr) {
-    for (const BlockCopy& c : plan.copies()) say("  copy leaf {} {} -> {}", c.leaf.value(), c.src.value(), c.dst.value());
-    for (const ZeroFill& f : plan.zero_fills()) say("  clear leaf {} {}", f.leaf.value(), f.block.value());
+    for (const BlockCopy& c : plan.copies())
+      say("  copy leaf {} {} -> {}", c.leaf.value(), c.src.value(), c.dst.value());
+    for (const ZeroFill& f : plan.zero_fills())
+      say("  clear leaf {} {}", f.leaf.value(), f.block.value());
   }
   device_->run(plan.copies(), plan.zero_fills(), flight.undo);
   forward(plan, flight);
@@ -393,14 +426,16 @@ void World::step() {
 }
 
 void World::forward(const StepPlan& plan, Flight& flight) {
-  require(plan.cu_seqlens_q().size() == plan.batch() + 1u && plan.seq_lens().size() == plan.batch(), "lengths of the batch");
+  require(plan.cu_seqlens_q().size() == plan.batch() + 1u && plan.seq_lens().size() == plan.batch(),
+          "lengths of the batch");
   for (std::uint32_t leaf = 0; leaf < mix_.leaves.size(); ++leaf) {
     const LeafId id{leaf};
     for (std::size_t i = 0; i < plan.batch(); ++i) {
       const auto first = static_cast<std::size_t>(plan.cu_seqlens_q()[i]);
       if (i >= flight.rows.size()) {
         require(plan.seq_lens()[i] == 1, "a dummy row has length {}", plan.seq_lens()[i]);
-        if (!plan.slot_mapping(id).empty()) require(plan.slot_mapping(id)[first] == -1, "a dummy row writes");
+        if (!plan.slot_mapping(id).empty())
+          require(plan.slot_mapping(id)[first] == -1, "a dummy row writes");
         continue;
       }
       const Flight::Row& row = flight.rows[i];
@@ -413,24 +448,30 @@ void World::forward(const StepPlan& plan, Flight& flight) {
         case Writing::in_place: forward_state(plan, flight, id, i, p); break;
         case Writing::write_once: {
           if (!p.filled || !p.options.encoder) break;
-          const auto* table = plan.array(id, "block_table").row<std::int32_t>(static_cast<std::int64_t>(i));
+          const auto* table =
+              plan.array(id, "block_table").row<std::int32_t>(static_cast<std::int64_t>(i));
           const std::uint32_t P = manager_->tokens_per_page(id);
           for (std::uint32_t t = 0; t < p.options.encoder->tokens; ++t) {
             const BlockId block{static_cast<std::uint32_t>(table[t / P])};
-            require(block != null_block, "request {}: encoder token {} is in the null block", p.id.value(), t);
+            require(block != null_block, "request {}: encoder token {} is in the null block",
+                    p.id.value(), t);
             const Device::Index at = device_->at(id, block, t % P);
-            require(device_->read(at) == encoder_word(p, id, t), "request {}, leaf {}: encoder token {} in block {} is wrong",
-                    p.id.value(), leaf, t, block.value());
+            require(device_->read(at) == encoder_word(p, id, t),
+                    "request {}, leaf {}: encoder token {} in block {} is wrong", p.id.value(),
+                    leaf, t, block.value());
             flight.reads.emplace_back(at, device_->read(at));
           }
           break;
         }
         case Writing::exclusive: {
-          const BlockId block{static_cast<std::uint32_t>(*plan.array(id, "block_table").row<std::int32_t>(static_cast<std::int64_t>(i)))};
+          const BlockId block{static_cast<std::uint32_t>(
+              *plan.array(id, "block_table").row<std::int32_t>(static_cast<std::int64_t>(i)))};
           require(block != null_block, "request {}: scratch is null", p.id.value());
           const Device::Index at = device_->at(id, block, 0);
-          require(device_->native(at, id), "request {}: scratch {} holds bytes of another leaf", p.id.value(), block.value());
-          require(!p.scratch_written || device_->read(at) == mix(p.serial, 9), "request {}: scratch was overwritten", p.id.value());
+          require(device_->native(at, id), "request {}: scratch {} holds bytes of another leaf",
+                  p.id.value(), block.value());
+          require(!p.scratch_written || device_->read(at) == mix(p.serial, 9),
+                  "request {}: scratch was overwritten", p.id.value());
           device_->write(at, mix(p.serial, 9), static_cast<std::uint8_t>(leaf), &flight.undo);
           p.scratch_written = true;
           break;
@@ -440,7 +481,8 @@ void World::forward(const StepPlan& plan, Flight& flight) {
   }
 }
 
-void World::forward_text(const StepPlan& plan, Flight& flight, LeafId leaf, std::size_t i, Person& p) {
+void World::forward_text(const StepPlan& plan, Flight& flight, LeafId leaf, std::size_t i,
+                         Person& p) {
   const Flight::Row& row = flight.rows[i];
   const std::uint32_t P = manager_->tokens_per_page(leaf);
   const std::uint32_t n = row.begin;
@@ -451,11 +493,13 @@ void World::forward_text(const StepPlan& plan, Flight& flight, LeafId leaf, std:
   const std::uint32_t head = std::min(pattern.head(), n);
   const auto check = [&](std::uint32_t t) {
     const BlockId block{static_cast<std::uint32_t>(table[t / P])};
-    require(block != null_block, "request {} at {}, leaf {}: token {} is in reach but in the null block", p.id.value(), n,
-            leaf.value(), t);
+    require(block != null_block,
+            "request {} at {}, leaf {}: token {} is in reach but in the null block", p.id.value(),
+            n, leaf.value(), t);
     const Device::Index at = device_->at(leaf, block, t % P);
-    require(device_->read(at) == text_word(p, leaf, t), "request {} at {}, leaf {}: token {} in block {} is wrong", p.id.value(),
-            n, leaf.value(), t, block.value());
+    require(device_->read(at) == text_word(p, leaf, t),
+            "request {} at {}, leaf {}: token {} in block {} is wrong", p.id.value(), n,
+            leaf.value(), t, block.value());
     flight.reads.emplace_back(at, device_->read(at));
     ++checked_words;
   };
@@ -463,26 +507,31 @@ void World::forward_text(const StepPlan& plan, Flight& flight, LeafId leaf, std:
   for (std::uint32_t t = 0; t < std::min(head, tail); ++t) check(t);
   for (std::uint32_t t = tail; t < n; ++t) check(t);
   for (std::uint32_t slot = (end + P - 1) / P; slot < array.shape[1]; ++slot) {
-    require(table[slot] == 0, "request {}, leaf {}: table entry {} behind its end is {}", p.id.value(), leaf.value(), slot, table[slot]);
+    require(table[slot] == 0, "request {}, leaf {}: table entry {} behind its end is {}",
+            p.id.value(), leaf.value(), slot, table[slot]);
   }
   const auto mapping = plan.slot_mapping(leaf);
   const auto first = static_cast<std::size_t>(plan.cu_seqlens_q()[i]);
   for (std::uint32_t t = n; t < end; ++t) {
     const std::int64_t slot = mapping[first + t - n];
-    require(slot == std::int64_t{table[t / P]} * P + t % P && table[t / P] != 0, "request {}, leaf {}: slot of token {} is {}, its block {}",
-            p.id.value(), leaf.value(), t, slot, table[t / P]);
+    require(slot == std::int64_t{table[t / P]} * P + t % P && table[t / P] != 0,
+            "request {}, leaf {}: slot of token {} is {}, its block {}", p.id.value(), leaf.value(),
+            t, slot, table[t / P]);
     const BlockId block{static_cast<std::uint32_t>(slot / P)};
     for (std::uint32_t w = t % P; w < P && (t == n || w == 0); ++w) {
-      require(device_->native(device_->at(leaf, block, w), leaf), "request {}, leaf {}: block {} still holds bytes of another leaf",
-              p.id.value(), leaf.value(), block.value());
+      require(device_->native(device_->at(leaf, block, w), leaf),
+              "request {}, leaf {}: block {} still holds bytes of another leaf", p.id.value(),
+              leaf.value(), block.value());
     }
     const Device::Index at = device_->at(leaf, block, t % P);
-    device_->write(at, text_word(p, leaf, t), static_cast<std::uint8_t>(leaf.value()), &flight.undo);
+    device_->write(at, text_word(p, leaf, t), static_cast<std::uint8_t>(leaf.value()),
+                   &flight.undo);
     flight.reads.emplace_back(at, device_->read(at));
   }
 }
 
-void World::forward_state(const StepPlan& plan, Flight& flight, LeafId leaf, std::size_t i, Person& p) {
+void World::forward_state(const StepPlan& plan, Flight& flight, LeafId leaf, std::size_t i,
+                          Person& p) {
   const Flight::Row& row = flight.rows[i];
   const std::uint32_t n = row.begin;
   const std::uint32_t end = n + row.count;
@@ -494,35 +543,44 @@ void World::forward_state(const StepPlan& plan, Flight& flight, LeafId leaf, std
   };
   const BlockId write = entry(apart ? "state_write_rows" : "state_rows");
   const BlockId read = apart ? entry("state_read_rows") : write;
-  say("  {}: leaf {} reads {} at {}, writes {}", p.id.value(), leaf.value(), read.value(), n, write.value());
+  say("  {}: leaf {} reads {} at {}, writes {}", p.id.value(), leaf.value(), read.value(), n,
+      write.value());
   const Device::Index from = device_->at(leaf, read, 0);
   require(device_->read(from) == state_word(p, leaf, n) && device_->native(from, leaf),
-          "request {}, leaf {}: the state after {} tokens in block {} is wrong", p.id.value(), leaf.value(), n, read.value());
+          "request {}, leaf {}: the state after {} tokens in block {} is wrong", p.id.value(),
+          leaf.value(), n, read.value());
   ++checked_words;
   // States kept for draft tokens lie in a ring; only its last one is staged.
   const std::uint32_t rollback = leaf_of(leaf).rollback();
   if (rollback > 0) {
-    const State& state = BlockManagerTestAccess::impl(*manager_).get(p.id).states[BlockManagerTestAccess::impl(*manager_).info_[leaf.value()].kind_index];
+    const State& state =
+        BlockManagerTestAccess::impl(*manager_)
+            .get(p.id)
+            .states[BlockManagerTestAccess::impl(*manager_).info_[leaf.value()].kind_index];
     for (std::uint32_t m = std::max(n + 1, end - std::min(end, rollback)); m < end; ++m) {
-      device_->write(device_->at(leaf, state.ring[m % state.ring.size()], 0), state_word(p, leaf, m),
-                     static_cast<std::uint8_t>(leaf.value()), &flight.undo);
+      device_->write(device_->at(leaf, state.ring[m % state.ring.size()], 0),
+                     state_word(p, leaf, m), static_cast<std::uint8_t>(leaf.value()), &flight.undo);
     }
   } else if (read != write) {
     flight.reads.emplace_back(from, device_->read(from));
   }
-  device_->write(device_->at(leaf, write, 0), state_word(p, leaf, end), static_cast<std::uint8_t>(leaf.value()), &flight.undo);
+  device_->write(device_->at(leaf, write, 0), state_word(p, leaf, end),
+                 static_cast<std::uint8_t>(leaf.value()), &flight.undo);
   if (!leaf_of(leaf).emits_in_chunk()) return;
-  // A column for each boundary that the step passes; where it names a block, the state goes there too.
+  // A column for each boundary that the step passes; where it names a block, the state goes there
+  // too.
   const std::uint32_t P = manager_->tokens_per_page(leaf);
   const StagedArray& boundaries = plan.array(leaf, "state_boundary_rows");
   for (std::int64_t column = 0; column < boundaries.shape[1]; ++column) {
     const std::int32_t block = boundaries.row<std::int32_t>(static_cast<std::int64_t>(i))[column];
     const std::uint32_t tokens = (n / P + 1 + static_cast<std::uint32_t>(column)) * P;
-    require(tokens < end || block == -1, "request {}, leaf {}: the boundary at {} of a step from {} to {} names block {}", p.id.value(),
-            leaf.value(), tokens, n, end, block);
+    require(tokens < end || block == -1,
+            "request {}, leaf {}: the boundary at {} of a step from {} to {} names block {}",
+            p.id.value(), leaf.value(), tokens, n, end, block);
     if (block == -1) continue;
     const Device::Index at = device_->at(leaf, BlockId{static_cast<std::uint32_t>(block)}, 0);
-    device_->write(at, state_word(p, leaf, tokens), static_cast<std::uint8_t>(leaf.value()), &flight.undo);
+    device_->write(at, state_word(p, leaf, tokens), static_cast<std::uint8_t>(leaf.value()),
+                   &flight.undo);
     flight.reads.emplace_back(at, device_->read(at));
     ++emitted_states;
   }
@@ -542,7 +600,8 @@ void World::settle() {
     }
   }
   for (const auto& [at, value] : flight.reads) {
-    require(device_->read(at) == value, "step {}: word {} was overwritten while the step was in flight", flight.id.value(), at);
+    require(device_->read(at) == value,
+            "step {}: word {} was overwritten while the step was in flight", flight.id.value(), at);
   }
   std::string text;
   for (const Kept& k : kept) text += fmt::format(" {} keeps {}", k.request.value(), k.tokens);
@@ -566,7 +625,8 @@ void World::settle() {
       // Ids known when the step was begun were drafts; those that came after are what was sampled.
       cut_truth(p, row.known > p.planned ? p.planned : std::max(p.known, p.planned));
     }
-    require(manager_->computed(p.id) <= p.planned, "request {}: computed {}", p.id.value(), manager_->computed(p.id));
+    require(manager_->computed(p.id) <= p.planned, "request {}: computed {}", p.id.value(),
+            manager_->computed(p.id));
   }
   flights_.pop_front();
 }
@@ -584,7 +644,8 @@ void World::abandon() {
       if (it == people_.end() || it->second.serial != row.serial) continue;
       --it->second.in_flight;
       it->second.scratch_written = false;
-      require(std::any_of(lengths.begin(), lengths.end(), [&](const auto& l) { return l.first == row.id; }),
+      require(std::any_of(lengths.begin(), lengths.end(),
+                          [&](const auto& l) { return l.first == row.id; }),
               "abandon does not name request {}", row.id.value());
     }
     flights_.pop_back();
@@ -598,13 +659,16 @@ void World::abandon() {
   }
 }
 
-// ---- the rest --------------------------------------------------------------------------------------
+// ---- the rest
+// --------------------------------------------------------------------------------------
 
 void World::append() {
   Person* p = anyone();
   if (p == nullptr || p->known >= mix_.max_len) return;
-  const std::uint32_t most = std::max<std::uint32_t>(static_cast<std::uint32_t>(p->truth.size()), p->known + 1);
-  const std::uint32_t end = std::min(p->known + random_.between(1, most - p->known + 1), mix_.max_len);
+  const std::uint32_t most =
+      std::max<std::uint32_t>(static_cast<std::uint32_t>(p->truth.size()), p->known + 1);
+  const std::uint32_t end =
+      std::min(p->known + random_.between(1, most - p->known + 1), mix_.max_len);
   know_truth(*p, end);
   say("append {} {} tokens", p->id.value(), end - p->known);
   manager_->append(p->id, std::span(p->truth).subspan(p->known, end - p->known));
@@ -678,7 +742,8 @@ void World::release() {
   const Prefix prefix = random_.one_in(3) ? Prefix::drop : Prefix::keep;
   std::optional<std::uint32_t> addressable;
   if (random_.one_in(5)) addressable = random_.below(p->known + 1);
-  say("release {}{}{}", p->id.value(), prefix == Prefix::drop ? " drop" : "", addressable ? fmt::format(" past {}", *addressable) : "");
+  say("release {}{}{}", p->id.value(), prefix == Prefix::drop ? " drop" : "",
+      addressable ? fmt::format(" past {}", *addressable) : "");
   manager_->release(p->id, prefix, addressable);
   people_.erase(p->id.value());
 }
@@ -691,7 +756,8 @@ void World::preempt() {
   p->truth.resize(p->known);
   p->hashes.resize(p->known + std::size_t{1});
   p->in_flight = 0;
-  std::erase_if(p->options.media, [&](const MediaItem& item) { return item.offset + item.length > p->known; });
+  std::erase_if(p->options.media,
+                [&](const MediaItem& item) { return item.offset + item.length > p->known; });
   if (p->options.encoder && p->options.encoder->at >= p->known) p->options.encoder->at = 0;
   p->hashes.clear();
   preempted_[p->id.value()] = *p;
@@ -707,7 +773,8 @@ void World::fill_encoder() {
     const auto blocks = manager_->blocks(p->id, LeafId{leaf});
     const std::uint32_t P = manager_->tokens_per_page(LeafId{leaf});
     for (std::uint32_t t = 0; t < p->options.encoder->tokens; ++t) {
-      device_->write(device_->at(LeafId{leaf}, blocks[t / P], t % P), encoder_word(*p, LeafId{leaf}, t), static_cast<std::uint8_t>(leaf), nullptr);
+      device_->write(device_->at(LeafId{leaf}, blocks[t / P], t % P),
+                     encoder_word(*p, LeafId{leaf}, t), static_cast<std::uint8_t>(leaf), nullptr);
     }
   }
   manager_->encoder_filled(p->id);
@@ -715,8 +782,10 @@ void World::fill_encoder() {
 }
 
 void World::misuse() {
-  // Each must throw its typed error; the audit and the lengths that follow say that nothing changed.
-  const auto refused_with = [&]<class Error>(const char* what, auto&& call, std::type_identity<Error>) {
+  // Each must throw its typed error; the audit and the lengths that follow say that nothing
+  // changed.
+  const auto refused_with = [&]<class Error>(const char* what, auto&& call,
+                                             std::type_identity<Error>) {
     try {
       call();
     } catch (const Error&) {
@@ -729,22 +798,46 @@ void World::misuse() {
   say("misuse");
   using Request = std::type_identity<RequestError>;
   using Step = std::type_identity<StepError>;
-  refused_with("settling a step that was not begun", [&] { manager_->settle(StepId{1'000'000}); }, Step{});
-  refused_with("abandoning a step that was not begun", [&] { manager_->abandon(StepId{1'000'000}); }, Step{});
-  refused_with("releasing nobody", [&] { manager_->release(nobody); }, Request{});
-  if (flights_.size() > 1) refused_with("settling out of order", [&] { manager_->settle(flights_.back().id); }, Step{});
+  refused_with(
+      "settling a step that was not begun", [&] { manager_->settle(StepId{1'000'000}); }, Step{});
+  refused_with(
+      "abandoning a step that was not begun", [&] { manager_->abandon(StepId{1'000'000}); },
+      Step{});
+  refused_with(
+      "releasing nobody", [&] { manager_->release(nobody); }, Request{});
+  if (flights_.size() > 1)
+    refused_with(
+        "settling out of order", [&] { manager_->settle(flights_.back().id); }, Step{});
   if (p == nullptr) return;
-  refused_with("admitting a live request", [&] { manager_->admit(p->id, p->truth, {}); }, Request{});
-  refused_with("rewinding to 0", [&] { manager_->rewind(p->id, 0); }, Request{});
+  refused_with(
+      "admitting a live request", [&] { manager_->admit(p->id, p->truth, {}); }, Request{});
+  refused_with(
+      "rewinding to 0", [&] { manager_->rewind(p->id, 0); }, Request{});
   if (flights_.size() < manager_->options().max_steps_in_flight) {
     const StepRequest none{p->id, 0};
     const std::array<StepRequest, 2> twice{StepRequest{p->id, 1}, StepRequest{p->id, 1}};
     const StepRequest unknown{nobody, 1};
     const StepRequest far{p->id, mix_.max_len - p->planned + 1};
-    refused_with("a row of 0 tokens", [&] { planner_->plan({&none, 1}); }, Request{});
-    refused_with("a request twice", [&] { planner_->plan(twice); }, Request{});
-    refused_with("an unknown request", [&] { planner_->plan({&unknown, 1}); }, Request{});
-    refused_with("a row past max_len", [&] { planner_->plan({&far, 1}); }, Request{});
+    refused_with(
+        "a row of 0 tokens",
+        [&] {
+          planner_->plan({&none, 1});
+        },
+        Request{});
+    refused_with(
+        "a request twice", [&] { planner_->plan(twice); }, Request{});
+    refused_with(
+        "an unknown request",
+        [&] {
+          planner_->plan({&unknown, 1});
+        },
+        Request{});
+    refused_with(
+        "a row past max_len",
+        [&] {
+          planner_->plan({&far, 1});
+        },
+        Request{});
   }
 }
 

@@ -1,6 +1,6 @@
-// A whole engine in small: requests with true tokens, a device with bytes, and a manager and planner
-// that are told what an engine tells them. After every operation the manager audits; before every
-// forward each entry that it reads is compared with what it must be.
+// A whole engine in small: requests with true tokens, a device with bytes, and a manager and
+// planner that are told what an engine tells them. After every operation the manager audits; before
+// every forward each entry that it reads is compared with what it must be.
 #pragma once
 
 #include <fmt/format.h>
@@ -25,7 +25,7 @@ struct Mix {
   std::uint32_t page = 4;
   std::uint32_t max_len = 64;
   std::uint32_t max_step = 32;
-  std::uint32_t least_huge = 6;   // the pool is between these, by seed
+  std::uint32_t least_huge = 6;  // the pool is between these, by seed
   std::uint32_t most_huge = 30;
   std::uint32_t largest_ratio = 3;
   Retention retention = Retention::tail();
@@ -40,20 +40,21 @@ class World {
   /// Releases everything, settles everything, drops the cache: all blocks must be empty again.
   void end();
 
-  std::uint64_t hit_tokens = 0, checked_words = 0, refused = 0, failed_steps = 0, emitted_states = 0;
+  std::uint64_t hit_tokens = 0, checked_words = 0, refused = 0, failed_steps = 0,
+                emitted_states = 0;
 
  private:
   struct Person {  // a request, as its engine knows it
     RequestId id{0};
     AdmitOptions options;
-    std::vector<Token> truth;           // what the model will have said, known to the manager or not
+    std::vector<Token> truth;  // what the model will have said, known to the manager or not
     std::vector<std::uint64_t> hashes;  // [i]: of the first i tokens and all they depend on
     std::uint32_t known = 0;
     std::uint32_t prompt = 0;
     std::uint32_t planned = 0;
     std::uint32_t in_flight = 0;
     std::uint64_t serial = 0;
-    bool filled = false;           // the encoder's pages are written
+    bool filled = false;  // the encoder's pages are written
     bool scratch_written = false;
     bool published = true;
   };

@@ -14,8 +14,8 @@ namespace {
 std::atomic<std::uint64_t> heap_calls{0};
 }
 
-// Replaces the one of this whole executable; counting costs the other tests nothing. Not inlined, or
-// gcc takes the pairs for mismatched.
+// Replaces the one of this whole executable; counting costs the other tests nothing. Not inlined,
+// or gcc takes the pairs for mismatched.
 [[gnu::noinline]] void* operator new(std::size_t size) {
   ++heap_calls;
   if (void* memory = std::malloc(size != 0 ? size : 1)) return memory;

@@ -5,7 +5,7 @@ what the page says.
     readme.py c          BUILD SCRATCH COMPILER [FLAG...]   C, the same
     readme.py subproject BUILD SCRATCH COMPILER [FLAG...]   the README's C++, as Meson subproject
     readme.py python     BUILD SCRATCH                      Python, with the built package
-    readme.py wheel      BUILD SCRATCH COMPILER             the same, with a wheel in an empty environment
+    readme.py wheel      BUILD SCRATCH COMPILER             the same, with a wheel alone
 
 An example is a code block of the language, a whole program; a `text` block right after it is its
 expected output. Prints `N passed, N failed`.
@@ -125,7 +125,7 @@ def in_python(build: Path, scratch: Path, compiler: list[str]) -> Callable[[Path
 
 
 def in_wheel(build: Path, scratch: Path, compiler: list[str]) -> Callable[[Path], str]:
-    """Its own build, little optimised and kept for the next run; pip fetches what it is built with."""
+    """Its own build, little optimised and kept; pip fetches what it is built with."""
     shutil.rmtree(scratch / "dist", ignore_errors=True)
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     pip = ("-m", "pip", "--disable-pip-version-check", "--quiet")
