@@ -1,7 +1,7 @@
-"""`kvleaf replay`: every published trace and several models with real bytes checked, the report's forms,
-and how it fails.
+"""`kvleaf replay`: every published trace and several models with real bytes checked, the report's
+forms, and how it fails.
 
-    replay_command_test.py KVLEAF DATA     the executable, and the folder that holds models/ and traces/
+    replay_command_test.py KVLEAF DATA     the executable; the folder of models/ and traces/
 """
 
 import gzip

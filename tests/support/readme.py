@@ -131,7 +131,8 @@ def in_wheel(build: Path, scratch: Path, compiler: list[str]) -> Callable[[Path]
     pip = ("-m", "pip", "--disable-pip-version-check", "--quiet")
     call(
         sys.executable, *pip, "wheel", ROOT, "--no-deps", "--wheel-dir", scratch / "dist",
-        f"--config-settings=build-dir={scratch / 'build'}", "--config-settings=setup-args=-Doptimization=1",
+        f"--config-settings=build-dir={scratch / 'build'}",
+        "--config-settings=setup-args=-Doptimization=1",
         env=dict(clean, CXX=compiler[0]),
     )  # fmt: skip
     wheels = list((scratch / "dist").glob("kvleaf-*.whl"))
