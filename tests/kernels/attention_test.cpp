@@ -346,6 +346,9 @@ TEST_CASE(
   Bench bench(random, kinds[0], Number::float32, 0, {{2, 30}, {1, 9}});
   std::vector<float> out(5 * 6 * 16, NAN), good(3 * 6 * 16);
   PagedAttention attention = bench.attention(out);
+  std::vector<float> queries(5 * 6 * 24);  // with those of the padding
+  std::copy_n(static_cast<const float*>(attention.queries), 3 * 6 * 24, queries.begin());
+  attention.queries = queries.data();
   AttentionWork work = work_of(attention, 5);  // two tokens more than there are
   const auto run = [&] {
     std::fill(out.begin(), out.end(), NAN);

@@ -39,6 +39,7 @@ ManagerOptions manager_options(const Facts& facts, Geometry geometry, std::uint3
   options.max_len = max_len;
   options.max_step_tokens = std::max(4 * facts.page, max_len / 4);
   options.max_steps_in_flight = 1;
+  options.expected_tokens = facts.page;  // so that only requests ask the leaf for more
   options.geometry = std::move(geometry);
   options.seed = 1;
   return options;
