@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 namespace bench {
 namespace {
@@ -26,12 +27,15 @@ double median(const std::vector<benchmark::BenchmarkReporter::Run>& runs, double
   return *middle;
 }
 
-void print_record(const std::string& workload, const Case& of, double value,
-                  const std::string& floor) {
+void print(const std::string& workload, const Figure& figure) {
   fmt::print(
       "{{\"system\": \"kvleaf {}\", \"workload\": \"{}\", \"case\": \"{}\", \"metric\": \"{}\", "
-      "\"value\": {:.3f}, \"unit\": \"{}\"{}}}\n",
-      KVLEAF_VERSION, workload, of.name, of.metric, value, of.unit, floor);
+      "\"value\": {}, \"unit\": \"{}\"",
+      KVLEAF_VERSION, workload, figure.name, figure.metric,
+      figure.value ? fmt::format("{:.3f}", *figure.value) : "null", figure.unit);
+  if (figure.floor) fmt::print(", \"floor\": {:.3f}", *figure.floor);
+  if (!figure.why.empty()) fmt::print(", \"why\": \"{}\"", figure.why);
+  fmt::print("}}\n");
   std::fflush(stdout);
 }
 
@@ -53,30 +57,18 @@ class Records : public benchmark::BenchmarkReporter {
     const Case& measured = cases_.at(std::stoul(name.substr(name.find('/') + 1)));
     const double value = median(runs, measured.items) * scale_of(measured.unit);
     if (is_floor) {
-      floor_ = fmt::format(", \"floor\": {:.3f}", value);
+      floor_ = value;
       return;
     }
-    print_record(workload_, measured, value, floor_);
-    floor_.clear();
+    print(workload_, {measured.name, measured.metric, measured.unit, value,
+                      std::exchange(floor_, std::nullopt)});
   }
 
  private:
   std::string workload_;
   const std::vector<Case>& cases_;
-  std::string floor_;
+  std::optional<double> floor_;
 };
-
-void print(const std::string& workload, const Figure& figure) {
-  fmt::print(
-      "{{\"system\": \"kvleaf {}\", \"workload\": \"{}\", \"case\": \"{}\", \"metric\": \"{}\", "
-      "\"value\": {}, \"unit\": \"{}\"",
-      KVLEAF_VERSION, workload, figure.name, figure.metric,
-      figure.value ? fmt::format("{:.3f}", *figure.value) : "null", figure.unit);
-  if (figure.floor) fmt::print(", \"floor\": {:.3f}", *figure.floor);
-  if (!figure.why.empty()) fmt::print(", \"why\": \"{}\"", figure.why);
-  fmt::print("}}\n");
-  std::fflush(stdout);
-}
 
 /// Repeats on one core, so that they do not differ by which one they met.
 void pin_to_this_core() {
