@@ -5,9 +5,11 @@
 //   model_config.h   a published config.json read into one such spec per layer
 //   model_leaves.h   leaves composed from the specs
 //   tensor.h         views of memory, exchanged by DLPack
+//   arena_tensor.h   arenas on the host, pinned, on a device or in given memory, read as tensors
 //   kv_cache.h       KVCache: slots, steps and tensors of one model
 #pragma once
 
+#include "kvleaf/cache/arena_tensor.h"  // IWYU pragma: export
 #include "kvleaf/cache/kv_cache.h"      // IWYU pragma: export
 #include "kvleaf/cache/layer_spec.h"    // IWYU pragma: export
 #include "kvleaf/cache/leaf_module.h"   // IWYU pragma: export

@@ -31,13 +31,38 @@ void widen(LayerCache& cache, std::uint32_t max_len) {
   }
 }
 
+/// Python writes floats that JSON has no word for as NaN, Infinity and -Infinity (mamba's
+/// time_step_limit). No shape depends on one: they become null, which means "not used".
+std::string without_infinities(std::string_view json) {
+  constexpr std::string_view words[] = {"-Infinity", "Infinity", "NaN"};
+  std::string text;
+  text.reserve(json.size());
+  bool in_string = false;
+  for (std::size_t i = 0; i < json.size(); ++i) {
+    if (in_string && json[i] == '\\' && i + 1 < json.size()) {
+      text += json.substr(i++, 2);  // what it escapes may be a quote
+      continue;
+    }
+    if (json[i] == '"') in_string = !in_string;
+    const std::string_view rest = json.substr(i);
+    const auto* word = std::ranges::find_if(words, [&](auto w) { return rest.starts_with(w); });
+    if (in_string || word == std::end(words)) {
+      text += json[i];
+    } else {
+      text += "null";
+      i += word->size() - 1;
+    }
+  }
+  return text;
+}
+
 nlohmann::json parsed(std::string_view json, std::string_view source) {
   try {
-    nlohmann::json document = nlohmann::json::parse(json);
+    nlohmann::json document = nlohmann::json::parse(without_infinities(json));
     if (!document.is_object())
       throw ConfigError(fmt::format("{}: holds no object; expected a model's config.json", source));
     return document;
-  } catch (const nlohmann::json::parse_error& error) {
+  } catch (const nlohmann::json::exception& error) {
     // "[json.exception.parse_error.101] parse error at line 3, column 5: …"
     std::string_view what = error.what();
     what.remove_prefix(std::min(what.find("] ") + 2, what.size()));

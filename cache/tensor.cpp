@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 
 namespace kvleaf {
 namespace {
@@ -107,24 +106,6 @@ Tensor take(Managed* given) {
 }
 
 }  // namespace
-
-std::string to_string(Device device) {
-  return device.kind == Device::Kind::cpu ? "cpu" : fmt::format("cuda:{}", device.index);
-}
-
-Device require_device(std::string_view name) {
-  if (name == "cpu") return {};
-  if (name == "cuda") return {Device::Kind::cuda, 0};
-  constexpr std::string_view prefix = "cuda:";
-  if (name.starts_with(prefix)) {
-    const std::string_view number = name.substr(prefix.size());
-    std::int32_t index = -1;
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), index);
-    if (error == std::errc() && end == number.data() + number.size() && index >= 0)
-      return {Device::Kind::cuda, index};
-  }
-  throw InvalidArgument(fmt::format("device '{}'; expected cpu, cuda or cuda:N", name));
-}
 
 Tensor::Tensor(std::byte* data, std::span<const std::int64_t> shape,
                std::span<const std::int64_t> strides, DType dtype, Device device,

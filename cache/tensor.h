@@ -16,9 +16,9 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "kvleaf/cache/dlpack.h"
+#include "kvleaf/leaf/device.h"
 #include "kvleaf/leaf/dtype.h"
 #include "kvleaf/leaf/errors.h"
 
@@ -26,17 +26,6 @@ namespace kvleaf {
 
 inline constexpr std::size_t max_tensor_rank = 8;
 using Extents = boost::container::static_vector<std::int64_t, max_tensor_rank>;
-
-struct Device {
-  enum class Kind : std::uint8_t { cpu, cuda };
-  Kind kind = Kind::cpu;
-  std::int32_t index = 0;
-  bool operator==(const Device&) const = default;
-};
-/// "cpu", "cuda:0".
-std::string to_string(Device device);
-/// "cpu", "cuda" or "cuda:N"; throws InvalidArgument.
-Device require_device(std::string_view name);
 
 /// What a view keeps alive. Derive from it to own the bytes.
 class TensorOwner {

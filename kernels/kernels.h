@@ -10,6 +10,7 @@
 //   attention     attention.h  a plain reference over pages, for every kind of attention leaf
 //   states        state.h      plain reference steps of recurrent layers: gated delta rule, Mamba-2
 //   on a device   cuda.h       the same calls with a stream, where the library was built with CUDA
+//   memory        device_memory.h  of a device, and pinned
 //
 // A page of attention: each layer's keys, then its values, then what the stride leaves unused.
 //
@@ -23,12 +24,13 @@
 // skipped, nothing is allocated, and a call that throws KernelError has written nothing.
 #pragma once
 
-#include "kvleaf/kernels/append.h"     // IWYU pragma: export
-#include "kvleaf/kernels/attention.h"  // IWYU pragma: export
-#include "kvleaf/kernels/copy.h"       // IWYU pragma: export
-#include "kvleaf/kernels/errors.h"     // IWYU pragma: export
-#include "kvleaf/kernels/gather.h"     // IWYU pragma: export
-#include "kvleaf/kernels/layout.h"     // IWYU pragma: export
-#include "kvleaf/kernels/number.h"     // IWYU pragma: export
-#include "kvleaf/kernels/state.h"      // IWYU pragma: export
-#include "kvleaf/kernels/table.h"      // IWYU pragma: export
+#include "kvleaf/kernels/append.h"         // IWYU pragma: export
+#include "kvleaf/kernels/attention.h"      // IWYU pragma: export
+#include "kvleaf/kernels/copy.h"           // IWYU pragma: export
+#include "kvleaf/kernels/device_memory.h"  // IWYU pragma: export
+#include "kvleaf/kernels/errors.h"         // IWYU pragma: export
+#include "kvleaf/kernels/gather.h"         // IWYU pragma: export
+#include "kvleaf/kernels/layout.h"         // IWYU pragma: export
+#include "kvleaf/kernels/number.h"         // IWYU pragma: export
+#include "kvleaf/kernels/state.h"          // IWYU pragma: export
+#include "kvleaf/kernels/table.h"          // IWYU pragma: export

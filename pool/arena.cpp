@@ -43,29 +43,37 @@ std::shared_ptr<std::byte> map_zeroed(std::size_t bytes) {
 
 }  // namespace
 
+Arena::Arena(const Geometry& geometry, std::shared_ptr<std::byte> memory, Device device)
+    : geometry_(std::make_shared<const Geometry>(geometry)),
+      memory_(std::move(memory)),
+      bytes_(memory_.get(), geometry.arena_bytes()),
+      device_(device) {}
+
 Arena Arena::host(const Geometry& geometry) {
-  Arena arena;
-  arena.geometry_ = std::make_shared<const Geometry>(geometry);
-  arena.owner_ = map_zeroed(geometry.arena_bytes());
-  arena.bytes_ = {arena.owner_.get(), geometry.arena_bytes()};
+  Arena arena(geometry, map_zeroed(geometry.arena_bytes()), {});
+  arena.mapped_here_ = true;
   return arena;
 }
 
-Arena Arena::borrowed(const Geometry& geometry, std::span<std::byte> memory) {
-  if (memory.size() < geometry.arena_bytes()) {
+Arena Arena::adopted(const Geometry& geometry, std::shared_ptr<std::byte> memory,
+                     std::uint64_t bytes, Device device) {
+  if (bytes < geometry.arena_bytes()) {
     throw InvalidArgument(fmt::format("the memory given has {} B; the geometry's arena takes {} B",
-                                      memory.size(), geometry.arena_bytes()));
+                                      bytes, geometry.arena_bytes()));
   }
-  Arena arena;
-  arena.geometry_ = std::make_shared<const Geometry>(geometry);
-  arena.bytes_ = memory.first(geometry.arena_bytes());
-  return arena;
+  return Arena(geometry, std::move(memory), device);
+}
+
+Arena Arena::borrowed(const Geometry& geometry, std::span<std::byte> memory, Device device) {
+  // An alias of nothing: it points there, and owns nothing.
+  return adopted(geometry, {std::shared_ptr<void>(), memory.data()}, memory.size(), device);
 }
 
 std::uint64_t Arena::protect(std::span<const ByteRange> ranges, bool usable) const {
   const char* call = usable ? "map" : "unmap";
-  if (owner_ == nullptr) {
-    throw InvalidArgument(fmt::format("{}: the memory is borrowed; its owner maps it", call));
+  if (!mapped_here_) {
+    throw InvalidArgument(
+        fmt::format("{}: the arena did not make this memory; who made it maps it", call));
   }
   for (const ByteRange& range : ranges) {
     if (range.begin > range.end || range.end > bytes_.size()) {

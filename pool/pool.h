@@ -3,7 +3,8 @@
 //
 //   geometry.h    how the arena is tiled: huge blocks, strides, views, and the cheapest choice
 //   block_pool.h  which block belongs to whom: draw, return, commit, find, evict, joint demands,
-//   audit arena.h       the bytes themselves
+//                 audit
+//   arena.h       the bytes themselves
 #pragma once
 
 #include "kvleaf/pool/arena.h"       // IWYU pragma: export

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "border.h"
+#include "kvleaf/leaf/device.h"
 
 namespace kvleaf::c {
 namespace {
@@ -53,6 +54,8 @@ kvleaf_status status_of_current() noexcept {
     return failed(KVLEAF_PLAN_SHAPE_ERROR, error.what());
   } catch (const ConfigError& error) {
     return failed(KVLEAF_CONFIG_ERROR, error.what());
+  } catch (const DeviceError& error) {
+    return failed(KVLEAF_DEVICE_ERROR, error.what());
   } catch (const CallbackError& error) {
     return failed(KVLEAF_CALLBACK_ERROR, error.what());
   } catch (const std::bad_alloc&) {
@@ -108,8 +111,8 @@ const char* kvleaf_status_name(kvleaf_status status) {
   static constexpr std::array names{
       "ok",        "invalid argument", "geometry error", "pool exhausted", "block error",
       "invariant", "request error",    "step error",     "plan shape",     "config error",
-      "callback",  "out of memory",    "other error"};
-  static_assert(names.size() == KVLEAF_OTHER_ERROR + 1);
+      "callback",  "out of memory",    "other error",    "device error"};
+  static_assert(names.size() == KVLEAF_DEVICE_ERROR + 1);
   const auto index = static_cast<std::size_t>(status);
   return index < names.size() ? names[index] : "unknown status";
 }

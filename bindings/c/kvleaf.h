@@ -2,6 +2,7 @@
  *
  *   kvleaf_leaf      one kind of cache memory: shipped, from a model's config, or written in C
  *   kvleaf_geometry  how one arena of bytes is tiled so that pages of different sizes share it
+ *   kvleaf_arena     those bytes: of the host, pinned, of a device, or the caller's; DLPack views
  *   kvleaf_pool      which block belongs to whom; knows page sizes, no tokens
  *   kvleaf_manager   requests: rows of blocks, prefix reuse, steps in flight
  *   kvleaf_planner   what one forward reads, written in place
@@ -27,9 +28,9 @@
  * handle was made of may be destroyed before it, in any order: a manager keeps its leaves, a
  * planner its manager. A handle described as borrowed belongs to the object it came from.
  *
- * Threads. One thread at a time uses a pool, or a manager with its pool and planners. Leaves and
- * geometries may be read from any thread, and so may kvleaf_pool_stats and kvleaf_pool_leaf_stats.
- * There is no global state.
+ * Threads. One thread at a time uses a pool, or a manager with its pool and planners. Leaves,
+ * geometries and arenas may be read from any thread, and so may kvleaf_pool_stats and
+ * kvleaf_pool_leaf_stats. There is no global state.
  *
  * Numbers. Leaves are indices in the order given. Block 0 of a leaf is the null block: readable
  * zeros, never allocated, never written; where a block is asked for, 0 means "none". Sizes are in
@@ -74,7 +75,8 @@ enum {
   KVLEAF_CONFIG_ERROR = 9,     /* a model configuration that cannot be read */
   KVLEAF_CALLBACK_ERROR = 10,  /* a callback of the caller's said that it failed */
   KVLEAF_OUT_OF_MEMORY = 11,   /* of the host, for the library's own records */
-  KVLEAF_OTHER_ERROR = 12
+  KVLEAF_OTHER_ERROR = 12,
+  KVLEAF_DEVICE_ERROR = 13 /* a CUDA device that is not there, or what its runtime reports */
 };
 
 /* Why the last call on this thread that failed did; "" if none did. Until the next that fails. */
@@ -508,6 +510,61 @@ kvleaf_status kvleaf_geometry_byte_range(const kvleaf_geometry* geometry, uint32
                                          uint32_t block, kvleaf_byte_range* out);
 kvleaf_status kvleaf_geometry_huge_block_of(const kvleaf_geometry* geometry, uint32_t leaf,
                                             uint32_t block, uint32_t* out);
+
+/* ---- arena -------------------------------------------------------------------------------------
+ */
+
+typedef int32_t kvleaf_memory;
+enum {
+  KVLEAF_MEMORY_HOST = 0,   /* aligned to huge pages where the system has them, bound to no node */
+  KVLEAF_MEMORY_PINNED = 1, /* of the host, and a CUDA device reads it fast */
+  KVLEAF_MEMORY_CUDA = 2    /* of a CUDA device */
+};
+
+/* The bytes that a geometry tiles, zeroed. The library itself writes none of them. May be used from
+ * any thread. A pool needs none: engines that have memory of their own lay it out by the geometry.
+ */
+typedef struct kvleaf_arena kvleaf_arena;
+/* The memory goes with the last view taken by kvleaf_arena_view. */
+void kvleaf_arena_destroy(kvleaf_arena* arena);
+
+/* device: of KVLEAF_MEMORY_CUDA, else 0. KVLEAF_DEVICE_ERROR, with the bytes wanted and the CUDA
+ * runtime's message, where there is no such device or memory, or no CUDA in this library. */
+kvleaf_status kvleaf_arena_create(const kvleaf_geometry* geometry, kvleaf_memory memory,
+                                  int32_t device, kvleaf_arena** out);
+/* In the caller's memory, at least arena_bytes of it, whose null region is zeros. release: called
+ * once with user_data when the memory is no longer used; null: the caller keeps it until then. */
+kvleaf_status kvleaf_arena_over(const kvleaf_geometry* geometry, kvleaf_memory memory,
+                                int32_t device, void* data, uint64_t bytes,
+                                void (*release)(void* user_data), void* user_data,
+                                kvleaf_arena** out);
+/* The same with another framework's tensor: uint8, one dimension, contiguous, on the CPU or on a
+ * CUDA device. Its deleter is called when it is no longer used; on failure it stays the caller's.
+ */
+struct DLManagedTensor;
+kvleaf_status kvleaf_arena_over_dlpack(const kvleaf_geometry* geometry,
+                                       struct DLManagedTensor* memory, kvleaf_arena** out);
+
+/* Address and size of the whole arena; of a device's memory, as the device knows it. */
+kvleaf_status kvleaf_arena_bytes(const kvleaf_arena* arena, void** out_data, uint64_t* out_bytes);
+/* Address of one block's data. */
+kvleaf_status kvleaf_arena_page(const kvleaf_arena* arena, uint32_t leaf, uint32_t block,
+                                void** out_data);
+/* The pages of a leaf as a DLPack tensor [blocks + 1, page_shape...]: a block id is an index, 0 the
+ * null page. strides[0] is the page stride in elements, the rest is contiguous. page_shape:
+ * elements of one page; rank 0: all of them in one dimension. page_offset: bytes in the page where
+ * they begin. dtype: default: uint8. The consumer calls the tensor's deleter. */
+kvleaf_status kvleaf_arena_view(const kvleaf_arena* arena, uint32_t leaf, kvleaf_dtype dtype,
+                                const int64_t* page_shape, size_t rank, uint64_t page_offset,
+                                struct DLManagedTensor** out);
+
+/* Gives memory of these ranges back to the system, and takes it again, zeroed: what
+ * kvleaf_pool_resize names. Of KVLEAF_MEMORY_HOST that kvleaf_arena_create made only; touching what
+ * is unmapped ends the process. *out_bytes: those that changed hands, whole pages of the system. */
+kvleaf_status kvleaf_arena_unmap(const kvleaf_arena* arena, const kvleaf_byte_range* ranges,
+                                 size_t count, uint64_t* out_bytes);
+kvleaf_status kvleaf_arena_map(const kvleaf_arena* arena, const kvleaf_byte_range* ranges,
+                               size_t count, uint64_t* out_bytes);
 
 /* ---- pool --------------------------------------------------------------------------------------
  */

@@ -13,6 +13,7 @@ void bind_planner(nanobind::module_& module);
 void bind_cache(nanobind::module_& module);
 void bind_kernels(nanobind::module_& module);
 void bind_tensor(nanobind::module_& module);
+void bind_arena(nanobind::module_& module);
 void bind_kv_cache(nanobind::module_& module);
 
 }  // namespace kvleaf::python

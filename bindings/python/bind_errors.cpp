@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "bind.h"
+#include "kvleaf/leaf/device.h"
 #include "kvleaf/leaf/errors.h"
 
 namespace kvleaf::python {
@@ -79,6 +80,8 @@ void bind_errors(nb::module_& module) {
       "A step that was not begun, was settled already, or is not the oldest one in flight.");
   bind<PlanShapeError>(module, "PlanShapeError", base, PyExc_ValueError,
                        "A batch or array whose shape does not fit what it is for.");
+  bind<DeviceError>(module, "DeviceError", base, PyExc_RuntimeError,
+                    "A CUDA device that is not there, or what its runtime reports.");
   bind<ConfigError>(
       module, "ConfigError", base, PyExc_ValueError,
       "A model configuration that cannot be read: names the key and what is accepted.");

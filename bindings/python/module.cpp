@@ -45,5 +45,6 @@ NB_MODULE(_kvleaf, module) {
   kvleaf::python::bind_testing(module);
   kvleaf::python::bind_command(module);
   kvleaf::python::bind_tensor(module);
+  kvleaf::python::bind_arena(module);
   kvleaf::python::bind_kv_cache(module);
 }

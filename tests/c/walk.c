@@ -103,6 +103,7 @@ static void versions_and_errors(void) {
   CHECK(strchr(kvleaf_version(), '.') != NULL);
   CHECK(strcmp(kvleaf_status_name(KVLEAF_POOL_EXHAUSTED), "pool exhausted") == 0);
   CHECK(strcmp(kvleaf_status_name(KVLEAF_OTHER_ERROR), "other error") == 0);
+  CHECK(strcmp(kvleaf_status_name(KVLEAF_DEVICE_ERROR), "device error") == 0);
   CHECK(strcmp(kvleaf_status_name(-1), "unknown status") == 0);
   CHECK(strcmp(kvleaf_status_name(99), "unknown status") == 0);
   /* B-01: null handles and outputs. */
@@ -486,6 +487,119 @@ static void pages_of_leaves(void) {
   CHECK(page.name == NULL && pages[0].weight == 77);
   kvleaf_leaf_destroy(leaves[0]);
   kvleaf_leaf_destroy(leaves[1]);
+}
+
+/* ---- arena -------------------------------------------------------------------------------------
+ */
+
+/* The beginning of DLPack's structures, as its document has them. */
+struct DLManagedTensor {
+  struct {
+    void* data;
+    struct {
+      int32_t type, id;
+    } device;
+    int32_t ndim;
+    struct {
+      uint8_t code, bits;
+      uint16_t lanes;
+    } dtype;
+    int64_t* shape;
+    int64_t* strides;
+    uint64_t byte_offset;
+  } tensor;
+  void* manager_ctx;
+  void (*deleter)(struct DLManagedTensor* self);
+};
+
+static int released;
+static void release(void* memory) {
+  ++released;
+  free(memory);
+}
+
+static void arenas(void) {
+  kvleaf_geometry* geometry = two_pages(3); /* a null region of 128 bytes, then 3 times 128 */
+  kvleaf_arena *arena = NULL, *other = NULL;
+  struct DLManagedTensor *view = NULL, *whole = NULL;
+  static const int64_t shape[2] = {4, 8}, wide[2] = {9, 8};
+  const kvleaf_byte_range some = {0, 128}, beyond = {0, 1 << 20};
+  uint64_t bytes = 7;
+  void *data = NULL, *page = NULL;
+  unsigned char* first;
+
+  OK(kvleaf_arena_create(geometry, KVLEAF_MEMORY_HOST, 0, &arena));
+  OK(kvleaf_arena_bytes(arena, &data, &bytes));
+  CHECK(bytes == 512 && data != NULL);
+  OK(kvleaf_arena_page(arena, 0, 1, &page));
+  CHECK((char*)page - (char*)data == 128);
+  memset(page, 42, 64);
+
+  OK(kvleaf_arena_view(arena, 0, KVLEAF_BFLOAT16, shape, 2, 0, &view));
+  CHECK(view->tensor.ndim == 3 && view->tensor.shape[0] == 7 && view->tensor.shape[1] == 4 &&
+        view->tensor.shape[2] == 8 && view->tensor.strides[0] == 32 &&
+        view->tensor.strides[1] == 8 && view->tensor.strides[2] == 1);
+  CHECK(view->tensor.device.type == 1 && view->tensor.dtype.code == 4 &&
+        view->tensor.dtype.bits == 16 && view->tensor.dtype.lanes == 1);
+  OK(kvleaf_arena_unmap(arena, &some, 1, &bytes));
+  CHECK(bytes == 0); /* less than a page of the system */
+  OK(kvleaf_arena_map(arena, &some, 1, &bytes));
+  CHECK(bytes == 0);
+
+  bytes = 7;
+  FAILS(KVLEAF_INVALID_ARGUMENT, "1048576|512", kvleaf_arena_unmap(arena, &beyond, 1, &bytes));
+  FAILS(KVLEAF_INVALID_ARGUMENT, "1048576|512", kvleaf_arena_map(arena, &beyond, 1, &bytes));
+  FAILS(KVLEAF_BLOCK_ERROR, "7", kvleaf_arena_page(arena, 0, 7, &page));
+  FAILS(KVLEAF_INVALID_ARGUMENT, "[9, 8]|64 B",
+        kvleaf_arena_view(arena, 0, KVLEAF_UINT8, wide, 2, 0, &whole));
+  FAILS(KVLEAF_INVALID_ARGUMENT, "page_shape",
+        kvleaf_arena_view(arena, 0, KVLEAF_UINT8, NULL, 2, 0, &whole));
+  FAILS(KVLEAF_INVALID_ARGUMENT, "memory is 3", kvleaf_arena_create(geometry, 3, 0, &other));
+  FAILS(KVLEAF_INVALID_ARGUMENT, "device is 1",
+        kvleaf_arena_create(geometry, KVLEAF_MEMORY_HOST, 1, &other));
+  FAILS(KVLEAF_INVALID_ARGUMENT, "device is -1",
+        kvleaf_arena_create(geometry, KVLEAF_MEMORY_CUDA, -1, &other));
+  FAILS(KVLEAF_DEVICE_ERROR, "512 B|CUDA device 4095",
+        kvleaf_arena_create(geometry, KVLEAF_MEMORY_CUDA, 4095, &other));
+  FAILS(KVLEAF_INVALID_ARGUMENT, "arena is a null", kvleaf_arena_bytes(NULL, &data, &bytes));
+  CHECK(other == NULL && whole == NULL && bytes == 7);
+
+  /* A view keeps the memory of an arena that is gone. */
+  first = (unsigned char*)view->tensor.data;
+  kvleaf_arena_destroy(arena);
+  CHECK(first[64] == 42 && first[0] == 0);
+  view->deleter(view);
+
+  /* Memory of the caller: kept by him when refused, given back once when done. */
+  data = calloc(1, 512);
+  FAILS(KVLEAF_INVALID_ARGUMENT, "511 B|512 B",
+        kvleaf_arena_over(geometry, KVLEAF_MEMORY_HOST, 0, data, 511, release, data, &other));
+  FAILS(KVLEAF_INVALID_ARGUMENT, "data is a null",
+        kvleaf_arena_over(geometry, KVLEAF_MEMORY_HOST, 0, NULL, 512, release, data, &other));
+  CHECK(other == NULL && released == 0);
+  OK(kvleaf_arena_over(geometry, KVLEAF_MEMORY_HOST, 0, data, 512, release, data, &arena));
+  OK(kvleaf_arena_page(arena, 1, 3, &page));
+  CHECK((char*)page - (char*)data == 384);
+  bytes = 7;
+  FAILS(KVLEAF_INVALID_ARGUMENT, "unmap", kvleaf_arena_unmap(arena, &some, 1, &bytes));
+
+  /* And as another framework's tensor. */
+  OK(kvleaf_arena_view(arena, 1, KVLEAF_DTYPE_DEFAULT, NULL, 0, 0, &whole));
+  CHECK(whole->tensor.ndim == 2 && whole->tensor.shape[0] == 4 && whole->tensor.shape[1] == 128);
+  FAILS(KVLEAF_INVALID_ARGUMENT, "uint8 [4, 128]|uint8 [512]",
+        kvleaf_arena_over_dlpack(geometry, whole, &other));
+  CHECK(other == NULL);
+  whole->tensor.ndim = 1; /* the whole arena as one row of bytes */
+  whole->tensor.shape[0] = 512, whole->tensor.strides[0] = 1;
+  OK(kvleaf_arena_over_dlpack(geometry, whole, &other));
+  kvleaf_arena_destroy(arena);
+  CHECK(released == 0);
+  OK(kvleaf_arena_bytes(other, &page, &bytes));
+  CHECK(page == data && bytes == 512);
+  kvleaf_arena_destroy(other);
+  CHECK(released == 1);
+  kvleaf_arena_destroy(NULL);
+  kvleaf_geometry_destroy(geometry);
 }
 
 /* ---- pool --------------------------------------------------------------------------------------
@@ -1457,6 +1571,7 @@ int main(int argc, char** argv) {
   staged_inputs();
   configurations(argv[1]);
   geometries();
+  arenas();
   pages_of_leaves();
   pool_blocks();
   pool_cache();

@@ -384,6 +384,26 @@ TEST_CASE("layer names as newer releases of transformers write them are read") {
   CHECK(parse(json).layers == granite);
 }
 
+TEST_CASE("floats that Python writes and JSON does not have stand for nothing") {
+  std::string text = model_json("nemotron-3-nano-30b-a3b").dump();
+  const std::vector<KVLayerSpec> published = parse_model_config(text).layers;
+  text.insert(1, R"("time_step_limit": [0.0, Infinity], "low": -Infinity, "no":NaN,
+      "text": "not NaN, \" nor Infinity\\", "rope": {"factor":Infinity},)");
+  CHECK(parse_model_config(text).layers == published);
+
+  const auto with = [](const char* value) {
+    return std::string(R"({"model_type": "llama", "num_attention_heads": )") + value + "}";
+  };
+  CHECK_THROWS_WITH_AS(parse_model_config(with("Infinity")),
+                       doctest::Contains("num_attention_heads is missing"), ConfigError);
+  // Inside a string they are text.
+  CHECK_THROWS_WITH_AS(parse_model_config(R"({"model_type": "NaN\\\"-Infinity"})"),
+                       doctest::Contains("the unknown \"NaN\\\"-Infinity\""), ConfigError);
+  for (const char* wrong : {"-NaN", "Infinit", "Infinity1", "nan", "\"NaN", "\"NaN\\", "1e999"})
+    CHECK_THROWS_WITH_AS(parse_model_config(with(wrong)), doctest::Contains("is not JSON"),
+                         ConfigError);
+}
+
 TEST_CASE("models of nothing but states are read") {
   const ModelConfig mamba = parse({{"model_type", "mamba"},
                                    {"num_hidden_layers", 3},

@@ -141,6 +141,7 @@ def test_every_public_call_has_a_signature_and_every_public_class_a_home():
         ("StepError", ValueError),
         ("PlanShapeError", ValueError),
         ("ConfigError", ValueError),
+        ("DeviceError", RuntimeError),
     ],
 )
 def test_every_error_is_a_kverror_and_what_python_calls_such(error, also):
@@ -306,11 +307,27 @@ def test_m01_leaves_from_a_configuration_as_dict_or_file(tmp_path):
     assert manager.leaves[0] is leaves[0]
 
 
-def test_an_infinity_in_a_configuration_is_no_obstacle():
+def test_an_infinity_in_a_configuration_is_no_obstacle(tmp_path):
     endless = GEMMA | {"time_step_limit": (0.0, float("inf")), "nested": [{"x": float("nan")}]}
     assert [leaf.leaf_id for leaf in kvleaf.leaves_from_config(endless)] == ["window_1024", "full"]
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(endless | {"lowest": -float("inf")}))
+    assert [leaf.leaf_id for leaf in kvleaf.leaves_from_config(file)] == ["window_1024", "full"]
     with pytest.raises(kvleaf.ConfigError, match="num_hidden_layers"):
         kvleaf.leaves_from_config(GEMMA | {"num_hidden_layers": float("inf")})
+
+
+def test_a_model_tells_which_layers_lie_in_which_leaf():
+    model = kvleaf.model_from_config(GEMMA, tokens_per_page=32)
+    assert [leaf.leaf_id for leaf in model.leaves] == list(model.layers_of)
+    assert model.layers_of == {
+        "full": [5, 11],
+        "window_1024": [0, 1, 2, 3, 4, 6, 7, 8, 9, 10],
+    }
+    assert all(leaf.tokens_per_page == 32 for leaf in model.leaves)
+    assert [leaf.layers for leaf in model.leaves] == [len(x) for x in model.layers_of.values()]
+    assert (model.model_type, model.num_layers, model.dtype) == ("gemma3_text", 12, "bfloat16")
+    assert (model.max_len, model.encoder_tokens) == (131072, None)
 
 
 def test_m06_configurations_that_cannot_be_read_are_refused(tmp_path):

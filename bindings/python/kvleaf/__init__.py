@@ -2,7 +2,7 @@
 
     leaves   what a cache holds: FullAttentionLeaf, SlidingWindowLeaf, RecurrentStateLeaf, ... or a
              KVLeafRegion of your own
-    pool     plan_geometry and BlockPool: page sizes, no tokens
+    pool     plan_geometry and BlockPool: page sizes, no tokens; Arena: the bytes
     group    BlockManager: requests, prefix reuse, steps in flight
     planner  StepPlanner: the arrays of one forward, as NumPy views
     kernels  copy_pages, append_kv, paged_attention, ...: what a plan lists, carried out on the host
@@ -15,6 +15,7 @@ from kvleaf import _signatures
 from kvleaf._kvleaf import (
     AccessPattern,
     Admission,
+    Arena,
     AttentionLeaf,
     BlockError,
     BlockManager,
@@ -22,6 +23,7 @@ from kvleaf._kvleaf import (
     ChunkedAttentionLeaf,
     ConfigError,
     CrossAttentionLeaf,
+    DeviceError,
     Event,
     FullAttentionLeaf,
     Geometry,
@@ -41,6 +43,7 @@ from kvleaf._kvleaf import (
     LeafGeometry,
     LeafStats,
     ManagerStats,
+    ModelLeaves,
     PageSpec,
     PlanShapeError,
     PoolExhausted,
@@ -62,6 +65,7 @@ from kvleaf._kvleaf import (
     copy_pages,
     gather_kv,
     leaves_from_config,
+    model_from_config,
     paged_attention,
     plan_geometry,
     scatter_table,
@@ -71,6 +75,7 @@ from kvleaf._kvleaf import (
 __all__ = [
     "AccessPattern",
     "Admission",
+    "Arena",
     "AttentionLeaf",
     "BlockError",
     "BlockManager",
@@ -78,6 +83,7 @@ __all__ = [
     "ChunkedAttentionLeaf",
     "ConfigError",
     "CrossAttentionLeaf",
+    "DeviceError",
     "Event",
     "FullAttentionLeaf",
     "Geometry",
@@ -97,6 +103,7 @@ __all__ = [
     "LeafGeometry",
     "LeafStats",
     "ManagerStats",
+    "ModelLeaves",
     "PageSpec",
     "PlanShapeError",
     "PoolExhausted",
@@ -118,6 +125,7 @@ __all__ = [
     "copy_pages",
     "gather_kv",
     "leaves_from_config",
+    "model_from_config",
     "paged_attention",
     "plan_geometry",
     "scatter_table",

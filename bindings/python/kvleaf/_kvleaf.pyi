@@ -62,6 +62,9 @@ class StepError(KVError, ValueError):
 class PlanShapeError(KVError, ValueError):
     """A batch or array whose shape does not fit what it is for."""
 
+class DeviceError(KVError, RuntimeError):
+    """A CUDA device that is not there, or what its runtime reports."""
+
 class ConfigError(KVError, ValueError):
     """
     A model configuration that cannot be read: names the key and what is accepted.
@@ -1212,6 +1215,48 @@ class StepPlanner:
 
     def __reduce_ex__(self, protocol: object) -> str: ...
 
+class ModelLeaves:
+    """What model_from_config makes of a model."""
+
+    @property
+    def leaves(self) -> list[KVLeafRegion]: ...
+
+    @property
+    def layers_of(self) -> dict[str, list[int]]:
+        """
+        By leaf id, the layers of the model whose entries it holds, ascending: the layer at index i lies i-th in
+        each page. Layers that read another's entries are not among them.
+        """
+
+    @property
+    def model_type(self) -> str: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def dtype(self) -> str:
+        """Of the weights."""
+
+    @property
+    def max_len(self) -> int | None:
+        """
+        Positions that the model was made for; None: the configuration does not say.
+        """
+
+    @property
+    def encoder_tokens(self) -> int | None:
+        """Most of one request; None: no encoder."""
+
+    def __repr__(self) -> str: ...
+
+    def __reduce_ex__(self, protocol: object) -> str: ...
+
+def model_from_config(path_or_dict: str | os.PathLike[str] | dict[str, Any], *, tokens_per_page: int = 16, dtype: object = None, kv_dtype: object = None, tensor_parallel: int = 1, budget_bytes: int | None = None, expected_tokens: int = 2048) -> ModelLeaves:
+    """
+    As leaves_from_config, with which layers of the model lie in which leaf.
+    """
+
 def leaves_from_config(path_or_dict: str | os.PathLike[str] | dict[str, Any], *, tokens_per_page: int = 16, dtype: object = None, kv_dtype: object = None, tensor_parallel: int = 1, budget_bytes: int | None = None, expected_tokens: int = 2048) -> list[KVLeafRegion]:
     """
     The leaves of a model from its config.json, or from a dict of the same: one per group and page shape.
@@ -1391,6 +1436,75 @@ class Tensor:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """As of numpy()."""
+
+    def __repr__(self) -> str: ...
+
+    def __reduce_ex__(self, protocol: object) -> str: ...
+
+class Arena:
+    """
+    The bytes that a geometry tiles: host(), pinned(), cuda(), or over() memory that somebody else made. Read and
+    written through tensors; all of them keep the memory. The arena itself writes nothing. As a whole it speaks
+    DLPack too: uint8 [arena_bytes].
+    """
+
+    @staticmethod
+    def host(geometry: Geometry) -> Arena:
+        """
+        Zeroed host memory, aligned to huge pages where the system has them, bound to no NUMA node, and backed where
+        it is first touched. Raises KVError where the system refuses.
+        """
+
+    @staticmethod
+    def pinned(geometry: Geometry) -> Arena:
+        """
+        Zeroed host memory that a CUDA device reads fast. Raises DeviceError, with the runtime's message, where there
+        is none, or where kvleaf was built without CUDA.
+        """
+
+    @staticmethod
+    def cuda(geometry: Geometry, device: int = 0) -> Arena:
+        """Zeroed memory of a CUDA device. Raises DeviceError as pinned()."""
+
+    @staticmethod
+    def over(geometry: Geometry, memory: object) -> Arena:
+        """
+        In a NumPy array, or what speaks DLPack: uint8, one dimension, contiguous, at least arena_bytes, on any
+        device; kept as long as it is used. Its null region must be zeros.
+        """
+
+    @property
+    def geometry(self) -> Geometry: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def bytes(self) -> Tensor:
+        """All of it, uint8 [arena_bytes]."""
+
+    def view(self, leaf: str, dtype: object = 'uint8', shape: Sequence[int] | None = None, *, offset: int = 0) -> Tensor:
+        """
+        The pages of a leaf, [blocks + 1, *shape]: a block id is an index, and 0 is the null page of zeros. shape:
+        elements of one page; None: all of them in one dimension. offset: bytes in the page where they begin.
+        strides[0] is the page stride. Raises InvalidArgument for what does not fit a page.
+        """
+
+    def page(self, leaf: str, block: int) -> Tensor:
+        """The data of one block, uint8 [bytes_per_page]."""
+
+    def unmap(self, ranges: Iterable[tuple[int, int]]) -> int:
+        """
+        Gives memory of these ranges back to the system, as BlockPool.resize names them when it shrinks. Of host()
+        only. Touching it ends the process. Gives the bytes that changed hands: whole pages of the system.
+        """
+
+    def map(self, ranges: Iterable[tuple[int, int]]) -> int:
+        """Takes memory for ranges that were unmapped; it reads as zeros."""
+
+    def __dlpack__(self, **how: object) -> Any: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
 
     def __repr__(self) -> str: ...
 
