@@ -6,6 +6,9 @@
 #include <limits>
 #include <utility>
 
+#include "kvleaf/cache/tensor.h"
+#include "kvleaf/group/block_manager.h"
+
 namespace kvleaf {
 namespace {
 
@@ -16,7 +19,6 @@ constexpr std::uint32_t expected_tokens = 2048;  // of a typical sequence: weigh
 std::uint64_t round_up(std::uint64_t bytes) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
-std::uint32_t ceil_div(std::uint32_t a, std::uint32_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
 bool is_conv(const Slab& slab) { return slab.name.starts_with("conv"); }
 
@@ -193,7 +195,7 @@ void CacheLayout::place_layers(const ModelLeaves* model) {
         place.value_offset = place.key_offset + place.entries * key_row;
       } else {
         place.entries = place.encoder ? config.max_encoder_len
-                                      : ceil_div(config.max_len, place.tokens_per_entry);
+                                      : pages_for(config.max_len, place.tokens_per_entry);
         place.key_offset = add(seqs * place.entries * (key_row + value_row));
         place.value_offset = place.key_offset + seqs * place.entries * key_row;
       }
@@ -223,7 +225,7 @@ void CacheLayout::plan_pool() {
   for (const Leaf& leaf : leaves) {
     const std::uint32_t page = leaf->tokens_per_page().value_or(config.page_tokens);
     const bool encoder = leaf->group_id().writing == Writing::write_once;
-    const std::uint32_t slots = ceil_div(encoder ? config.max_encoder_len : config.max_len, page);
+    const std::uint32_t slots = pages_for(encoder ? config.max_encoder_len : config.max_len, page);
     const ReserveOptions reserve{config.enable_prefix_caching, row_step_tokens()};
     blocks.push_back(std::uint64_t{config.max_seqs} *
                      leaf->blocks_to_reserve(slots, page, reserve));
@@ -256,11 +258,16 @@ std::uint32_t CacheLayout::row_step_tokens() const noexcept {
   return std::min(config.max_len, config.max_step_tokens);
 }
 
-const EntryPlace* CacheLayout::find(std::int64_t layer, KVPart part) const {
-  if (layer < 0 || layer >= static_cast<std::int64_t>(layers.size()))
+const LayerPlaces& CacheLayout::layer(std::int64_t index) const {
+  if (index < 0 || index >= static_cast<std::int64_t>(layers.size()))
     throw InvalidArgument(
-        fmt::format("layer {}; the cache has layers 0 to {}", layer, layers.size() - 1));
-  const LayerPlaces* places = &layers[static_cast<std::size_t>(layer)];
+        fmt::format("layer {}; the cache has layers 0 to {}", index, layers.size() - 1));
+  return layers[static_cast<std::size_t>(index)];
+}
+
+const EntryPlace* CacheLayout::find(std::int64_t index, KVPart part) const {
+  const LayerPlaces& asked = layer(index);
+  const LayerPlaces* places = &asked;
   const auto in = [&](KVPart wanted) -> const EntryPlace* {
     const auto at = std::ranges::find(places->entries, wanted, &EntryPlace::part);
     return at == places->entries.end() ? nullptr : &*at;
@@ -271,9 +278,25 @@ const EntryPlace* CacheLayout::find(std::int64_t layer, KVPart part) const {
     places = &layers[*places->reads];
   }
   // A layer with one thing only: that is its own.
-  places = &layers[static_cast<std::size_t>(layer)];
-  if (part == KVPart::own && places->entries.size() == 1) return places->entries.data();
+  if (part == KVPart::own && asked.entries.size() == 1) return asked.entries.data();
   return nullptr;
+}
+
+const EntryPlace* CacheLayout::find(std::optional<std::int64_t> index, KVPart part) const {
+  if (index) return find(*index, part);
+  const EntryPlace* only = nullptr;
+  for (const LayerPlaces& places : layers) {
+    for (const EntryPlace& place : places.entries) {
+      if (place.part != part) continue;
+      if (only != nullptr && (only->leaf != place.leaf || only->entries != place.entries ||
+                              only->tokens_per_entry != place.tokens_per_entry))
+        throw InvalidArgument(
+            fmt::format("layers of this cache have several tables; name a layer of 0 to {}",
+                        layers.size() - 1));
+      only = &place;
+    }
+  }
+  return only;
 }
 
 }  // namespace kvleaf

@@ -13,11 +13,18 @@
 #include <span>
 #include <vector>
 
-#include "kvleaf/cache/kv_cache.h"
+#include "kvleaf/cache/cache_config.h"
+#include "kvleaf/cache/kv_part.h"
+#include "kvleaf/cache/layer_spec.h"
 #include "kvleaf/cache/model_leaves.h"
 #include "kvleaf/pool/geometry.h"
 
 namespace kvleaf {
+
+/// Pages (or entries) that so many entries (or tokens) take.
+constexpr std::uint32_t pages_for(std::uint32_t count, std::uint32_t per_page) noexcept {
+  return count / per_page + (count % per_page != 0 ? 1 : 0);
+}
 
 /// One thing that a layer keeps entry by entry.
 struct EntryPlace {
@@ -67,9 +74,14 @@ struct CacheLayout {
   std::uint64_t total_bytes = 0;
 
   bool paged() const noexcept { return config.mode == KVCacheMode::paged; }
+  /// Throws InvalidArgument past the last layer.
+  const LayerPlaces& layer(std::int64_t index) const;
   /// The entries that `part` of a layer names, sharing followed; null where it keeps none. Throws
-  /// InvalidArgument past the last layer.
+  /// as layer().
   const EntryPlace* find(std::int64_t layer, KVPart part) const;
+  /// The same where no layer is named: what all layers have in common. Throws InvalidArgument where
+  /// they keep it in different places.
+  const EntryPlace* find(std::optional<std::int64_t> layer, KVPart part) const;
   /// Most tokens that one sequence computes in one step.
   std::uint32_t row_step_tokens() const noexcept;
 

@@ -33,48 +33,15 @@
 #include <string_view>
 #include <vector>
 
+#include "kvleaf/cache/cache_config.h"
+#include "kvleaf/cache/kv_part.h"
 #include "kvleaf/cache/layer_spec.h"
 #include "kvleaf/cache/model_config.h"
+#include "kvleaf/cache/step_indices.h"
 #include "kvleaf/cache/tensor.h"
 #include "kvleaf/group/block_manager.h"
 
 namespace kvleaf {
-
-enum class KVCacheMode : std::uint8_t { slotted, paged };
-/// "slotted", "paged".
-std::string_view name_of(KVCacheMode mode) noexcept;
-/// Throws InvalidArgument.
-KVCacheMode require_mode(std::string_view name);
-
-struct KVCacheConfig {
-  std::uint32_t num_layers = 0;
-  std::uint32_t max_seqs = 0;  // slots
-  std::uint32_t max_len = 0;   // tokens of one slot
-  KVCacheMode mode = KVCacheMode::paged;
-  std::uint32_t page_tokens = 16;  // paged: prefixes are reused at multiples of it
-  /// Paged: of the pool. None: what lets every slot reach max_len.
-  std::optional<std::uint64_t> budget_bytes = {};
-  DType dtype = DType::bfloat16;  // of keys, values and latents
-  std::string device = "cpu";
-  std::uint32_t max_encoder_len = 0;  // encoder tokens of one slot; needed for cross attention
-  bool enable_prefix_caching = true;
-  /// Most tokens of one step, of all rows together. 0: max_seqs · max_len, at most the larger of
-  /// max_len and 32,768.
-  std::uint32_t max_step_tokens = 0;
-  Retention retention = Retention::tail();
-};
-
-/// What a layer keeps beside its attention over the text, where it keeps several things.
-enum class KVPart : std::uint8_t {
-  own,         // keys and values of the text, latents; of a layer that keeps one thing, that
-  compressed,  // latents of several tokens each
-  indexer,     // the keys by which a sparse layer chooses
-  cross,       // keys and values of the encoder's tokens
-};
-/// "own", "compressed", "indexer", "cross".
-std::string_view name_of(KVPart part) noexcept;
-/// Throws InvalidArgument.
-KVPart require_part(std::string_view name);
 
 struct AdmitExtras {
   /// Identity of the encoder's input. None: a cache with cross attention reuses nothing.
@@ -83,47 +50,6 @@ struct AdmitExtras {
   std::optional<std::uint32_t> encoder_len = {};
   std::string salt = {};     // nothing is shared across salts
   std::string adapter = {};  // name and version together; nothing is shared across adapters
-};
-
-/// The index tensors of one step, on the host: views on the cache's memory, for a batch in the
-/// order given. Valid until the step after next was prepared (one that did not fit counts); then
-/// its tensors are stale.
-class StepIndices {
- public:
-  std::uint32_t batch() const noexcept;       // sequences
-  std::uint32_t num_tokens() const noexcept;  // new ones, of all sequences
-  std::uint32_t max_seqlen_q() const noexcept;
-  std::uint32_t max_seqlen_k() const noexcept;
-
-  Tensor slot_ids() const;      // [batch] int32
-  Tensor cu_seqlens_q() const;  // [batch + 1] int32
-  Tensor cu_seqlens_k() const;  // [batch + 1] int32, of seq_lens
-  Tensor past_lens() const;     // [batch] int32: tokens before this step
-  Tensor seq_lens() const;      // [batch] int32: with it
-  Tensor encoder_lens() const;  // [batch] int32: encoder tokens; zeros without cross attention
-  Tensor positions() const;     // [num_tokens] int64: of each new token in its sequence
-
-  /// [num_tokens] int64: where a layer's entry of each new token goes. Paged: page ·
-  /// entries per page + entry in the page; slotted: slot · entries per slot + entry. `layer`: as in
-  /// block_table. Undefined for a layer whose entries are not written token by token.
-  Tensor slot_mapping(std::optional<std::uint32_t> layer = {}, KVPart part = KVPart::own) const;
-  /// [batch, columns] int32: the pages of each sequence; 0 where none is reached. `layer`: may be
-  /// left out where all layers share one table. Undefined in a slotted cache.
-  /// Throws InvalidArgument for a layer that there is not, or where it may not be left out.
-  Tensor block_table(std::optional<std::uint32_t> layer = {}, KVPart part = KVPart::own) const;
-  /// The same as CSR, as FlashInfer plans it: pages of sequence i are indices[indptr[i] …
-  /// indptr[i + 1]). int32.
-  struct Csr {
-    Tensor indptr;         // [batch + 1]
-    Tensor indices;        // [indptr[batch]]
-    Tensor last_page_len;  // [batch]: entries of the last page, 1 … entries per page
-  };
-  Csr csr(std::optional<std::uint32_t> layer = {}, KVPart part = KVPart::own) const;
-
- private:
-  friend class KVCache;
-  struct Data;
-  std::shared_ptr<Data> data_;
 };
 
 class KVCache {

@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <utility>
 
@@ -15,6 +16,12 @@ constexpr int repeats = 6;  // the first warms up
 
 double scale_of(const std::string& unit) { return unit == "ms" ? 1e3 : unit == "us" ? 1e6 : 1e9; }
 
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 /// Median time of one item, in seconds; the first repeat is left out.
 double median(const std::vector<benchmark::BenchmarkReporter::Run>& runs, double items) {
   std::vector<double> times;
@@ -22,9 +29,7 @@ double median(const std::vector<benchmark::BenchmarkReporter::Run>& runs, double
     times.push_back(run.real_accumulated_time / static_cast<double>(run.iterations) / items);
   }
   if (times.size() > 1) times.erase(times.begin());
-  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-  std::nth_element(times.begin(), middle, times.end());
-  return *middle;
+  return median(std::move(times));
 }
 
 void print(const std::string& workload, const Figure& figure) {
@@ -79,6 +84,30 @@ void pin_to_this_core() {
 }
 
 }  // namespace
+
+double seconds_of(const std::function<void()>& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+void InTurn::run(std::span<const Round> works, int rounds) {
+  seconds_.resize(works.size());
+  for (int round = 0; round < rounds; ++round) {
+    for (std::size_t i = 0; i < works.size(); ++i) seconds_[i].push_back(works[i]());
+  }
+}
+
+double InTurn::least(std::size_t index) const {
+  return *std::min_element(seconds_.at(index).begin(), seconds_.at(index).end());
+}
+
+double InTurn::ratio(std::size_t of, std::size_t to) const {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < seconds_.at(of).size(); ++i)
+    ratios.push_back(seconds_[of][i] / seconds_.at(to)[i]);
+  return median(std::move(ratios));
+}
 
 Suite::Suite(std::string workload, int argc, char** argv)
     : workload_(std::move(workload)), options_(argv + 1, argv + argc) {

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,24 @@ struct Figure {
 };
 /// Does the work and says what came out. `quick`: only to see that it runs.
 using Work = std::function<std::vector<Figure>(bool quick)>;
+
+/// One round of some work; returns the seconds of it that count.
+using Round = std::function<double()>;
+/// Seconds of what `work` does.
+double seconds_of(const std::function<void()>& work);
+/// Rounds of several works in turn: where the machine's clock changes from one second to the next,
+/// it changes for all of them.
+class InTurn {
+ public:
+  void run(std::span<const Round> works, int rounds);
+  /// Of all rounds of the index-th work.
+  double least(std::size_t index) const;
+  /// Median of what a round of one took, divided by what the other took in its turn.
+  double ratio(std::size_t of, std::size_t to) const;
+
+ private:
+  std::vector<std::vector<double>> seconds_;  // per work, per round
+};
 
 /// The workload of one executable. Times are the median of five repeats after one warm-up, on one
 /// core. Options: `--workload NAME` does nothing unless NAME is this one; `--quick` a hundredth of

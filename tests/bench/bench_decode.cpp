@@ -1,5 +1,5 @@
 // Workload "decode": 256 requests, one token each, by StepPlanner: reserve, tables, slot mappings,
-// lengths. Per request and leaf, at three lengths: the cost must not grow with them.
+// lengths. Per request and leaf, at three lengths, taken in turn: the cost must not grow with them.
 //
 // The floor writes one entry per row and leaf of tables that large. Beside it, what a device is
 // sent for a step of the tables: 4 bytes for each entry that a page taken or let go of changes, at
@@ -7,6 +7,8 @@
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
+#include <deque>
+#include <iterator>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -85,76 +87,106 @@ struct Server {
   std::optional<StepId> last;
 };
 
-/// Mean over a page's length of steps.
-void add_upload(bench::Suite& suite, std::uint32_t length) {
-  suite.add([=](bool) {
-    Server server(length, false);
-    double bytes = 0;
-    for (std::uint32_t i = 0; i < 2 * page; ++i) {
-      const StepPlan& plan = server.planner->plan(server.rows);
-      server.last = plan.step();
-      if (i >= page) bytes += static_cast<double>(server.dirty_bytes(plan)) / page;
-      server.settle();
-    }
-    return std::vector<bench::Figure>{
-        {.name = fmt::format("full and window, B=256, L={}", length),
-         .metric = "upload_bytes_per_step",
-         .unit = "bytes",
-         .value = bytes,
-         // A page is taken by each leaf and one let go of by the window, 16 tokens apart.
-         .floor = batch * 3.0 / page * sizeof(std::int32_t)}};
-  });
+/// Bytes that a device is sent of the tables, mean over a page of steps.
+double upload_bytes(Server& server) {
+  double bytes = 0;
+  for (std::uint32_t i = 0; i < 2 * page; ++i) {
+    const StepPlan& plan = server.planner->plan(server.rows);
+    server.last = plan.step();
+    if (i >= page) bytes += static_cast<double>(server.dirty_bytes(plan)) / page;
+    server.settle();
+  }
+  return bytes;
 }
 
-void add(bench::Suite& suite, std::uint32_t length, bool aligned) {
-  const auto columns = length / page + 256;
-  suite.add(
-      {.name = fmt::format("full and window, B=256, L={}{}", length,
-                           aligned ? ", every row crosses a page" : ""),
-       .metric = "plan_ns_per_request_and_leaf",
-       .iterations = aligned ? 60 : 600,
-       .items = batch * leaves},
-      [=](benchmark::State& state) {
-        Server server(length, aligned);
-        for (int i = 0; i < 16; ++i) {
-          server.step();
-          server.settle();
-        }
-        for (auto _ : state) {
-          if (aligned) {  // time only the step in which every row draws a page
-            state.PauseTiming();
-            for (std::uint32_t i = 1; i < page; ++i) {
-              server.step();
-              server.settle();
-            }
-            state.ResumeTiming();
-          }
-          server.step();
-          state.PauseTiming();
-          server.settle();
-          state.ResumeTiming();
-        }
-      },
-      [=](benchmark::State& state) {
-        std::vector<std::int32_t> table(std::size_t{batch} * columns * leaves);
-        std::uint32_t column = 0;
-        for (auto _ : state) {
-          for (std::uint32_t row = 0; row < batch * leaves; ++row)
-            table[std::size_t{row} * columns + column] = static_cast<std::int32_t>(row);
-          column = (column + 1) % columns;
-          benchmark::ClobberMemory();
-        }
-      });
+/// A page of steps of a server; of those, planning the last `timed` counts.
+bench::Round page_of_steps(Server& server, std::uint32_t timed) {
+  return [&server, timed] {
+    double seconds = 0;
+    for (std::uint32_t i = 0; i < page; ++i) {
+      const double planning = bench::seconds_of([&] { server.step(); });
+      if (i + timed >= page) seconds += planning;
+      server.settle();
+    }
+    return seconds;
+  };
+}
+
+/// As many steps of the least that a step must do.
+struct Floor {
+  explicit Floor(std::uint32_t length)
+      : columns(length / page + 256), table(std::size_t{batch} * columns * leaves) {}
+  void step() {
+    for (std::uint32_t row = 0; row < batch * leaves; ++row)
+      table[std::size_t{row} * columns + column] = static_cast<std::int32_t>(row);
+    column = (column + 1) % columns;
+    benchmark::ClobberMemory();
+  }
+  std::uint32_t columns;
+  std::vector<std::int32_t> table;
+  std::uint32_t column = 0;
+};
+bench::Round page_of_steps(Floor& floor) {
+  return [&floor] {
+    return bench::seconds_of([&] {
+      for (std::uint32_t i = 0; i < page; ++i) floor.step();
+    });
+  };
+}
+
+constexpr std::uint32_t lengths[] = {1024, 8192, 131072};
+
+std::vector<bench::Figure> measure(bool quick) {
+  std::deque<Server> servers;
+  std::deque<Floor> floors;
+  std::vector<bench::Round> works;
+  for (const std::uint32_t length : lengths)
+    works.push_back(page_of_steps(servers.emplace_back(length, false), page));
+  Server& aligned = servers.emplace_back(8192, true);
+  works.push_back(page_of_steps(aligned, 1));
+  for (const std::uint32_t length : lengths)
+    works.push_back(page_of_steps(floors.emplace_back(length)));
+  for (const bench::Round& warm_up : works) warm_up();
+  bench::InTurn turns;
+  turns.run(works, quick ? 1 : 100);
+
+  const auto ns = [&](std::size_t index, std::uint32_t steps) {
+    return turns.least(index) * 1e9 / (double{batch} * leaves * steps);
+  };
+  std::vector<bench::Figure> figures;
+  for (std::size_t i = 0; i < std::size(lengths); ++i)
+    figures.push_back({.name = fmt::format("full and window, B=256, L={}", lengths[i]),
+                       .metric = "plan_ns_per_request_and_leaf",
+                       .unit = "ns",
+                       .value = ns(i, page),
+                       .floor = ns(4 + i, page)});
+  figures.push_back({.name = "full and window, B=256, L=8192, every row crosses a page",
+                     .metric = "plan_ns_per_request_and_leaf",
+                     .unit = "ns",
+                     .value = ns(3, 1),
+                     .floor = ns(5, page)});
+  for (std::size_t i = 1; i < std::size(lengths); ++i)
+    figures.push_back(
+        {.name = fmt::format("full and window, B=256, L={} to {}", lengths[i], lengths[0]),
+         .metric = "plan_to_plan",
+         .unit = "ratio",
+         .value = turns.ratio(i, 0),
+         .floor = 1.0});
+  for (std::size_t i = 0; i < std::size(lengths); ++i)
+    figures.push_back({.name = fmt::format("full and window, B=256, L={}", lengths[i]),
+                       .metric = "upload_bytes_per_step",
+                       .unit = "bytes",
+                       .value = upload_bytes(servers[i]),
+                       // A page is taken by each leaf and one let go of by the window, 16 tokens
+                       // apart.
+                       .floor = batch * 3.0 / page * sizeof(std::int32_t)});
+  return figures;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   bench::Suite suite("decode", argc, argv);
-  for (const std::uint32_t length : {1024u, 8192u, 131072u}) {
-    add(suite, length, false);
-    add_upload(suite, length);
-  }
-  add(suite, 8192, true);
+  suite.add(measure);
   return suite.run();
 }

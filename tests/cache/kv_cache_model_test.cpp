@@ -3,7 +3,9 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <optional>
 #include <random>
 
@@ -36,7 +38,8 @@ struct Options {
 };
 
 struct Report {
-  std::uint64_t admitted = 0, hits = 0, hit_tokens = 0, tokens = 0, refused = 0, rejected = 0;
+  std::uint64_t admitted = 0, hits = 0, hit_tokens = 0, tokens = 0, refused = 0, rejected = 0,
+                went_back = 0;
 };
 
 class Engine {
@@ -55,7 +58,10 @@ class Engine {
                               .dtype = DType::float32,
                               .max_encoder_len = options.encoder},
                              specs_)),
-        sessions_(options.max_seqs) {}
+        sessions_(options.max_seqs),
+        order_(options.max_seqs) {
+    std::iota(order_.begin(), order_.end(), std::size_t{0});
+  }
 
   Report run() {
     for (int i = 0; i < options_.steps; ++i) {
@@ -123,8 +129,10 @@ class Engine {
     std::vector<std::int32_t> slots, past, cu{0};
     std::vector<Token> new_tokens;
     std::vector<std::size_t> drafts;
-    for (std::size_t slot = 0; slot < sessions_.size(); ++slot) {
+    if (pick(0, 7) == 0) std::shuffle(order_.begin(), order_.end(), random_);
+    for (const std::size_t slot : order_) {
       if (!sessions_[slot] || pick(0, 5) == 0) continue;
+      if (paged() && pick(0, 12) == 0) go_back(slot);
       Session& session = *sessions_[slot];
       std::size_t count = session.tokens.size() - session.computed;
       std::size_t draft = 0;
@@ -225,6 +233,23 @@ class Engine {
     }
   }
 
+  /// The session is to compute some of its tokens again.
+  void go_back(std::size_t slot) {
+    Session& session = *sessions_[slot];
+    if (session.computed == 0) return;
+    const std::size_t length =
+        session.computed -
+        pick(1, pick(0, 3) == 0 ? session.computed : std::min<std::size_t>(6, session.computed));
+    try {
+      cache_.update_position(static_cast<std::int32_t>(slot), static_cast<std::int32_t>(length));
+      session.computed = length;
+      ++report_.went_back;
+    } catch (const RequestError&) {  // a window or a state is no longer held there
+    }
+    CHECK(cache_.seq_lens().data_as<std::int32_t>()[slot] ==
+          static_cast<std::int32_t>(session.computed));
+  }
+
   void finish(std::size_t slot) {
     Session& session = *sessions_[slot];
     if (paged() && pick(0, 9) > 0) {
@@ -265,6 +290,7 @@ class Engine {
   std::vector<KVLayerSpec> specs_;
   KVCache cache_;
   std::vector<std::optional<Session>> sessions_;
+  std::vector<std::size_t> order_;  // of slots in a batch
   std::vector<std::vector<Token>> finished_;
   Report report_;
 };
@@ -289,6 +315,7 @@ Report run(const toy::Model& model, Options options) {
     all.tokens += report.tokens;
     all.refused += report.refused;
     all.rejected += report.rejected;
+    all.went_back += report.went_back;
   }
   return all;
 }
@@ -299,6 +326,7 @@ TEST_CASE("a model of attention layers computes the same through a paged cache, 
   const Report report = run(attention, {.seed = 11});
   CHECK(report.hits > 10);
   CHECK(report.hit_tokens > 100);
+  CHECK(report.went_back > 5);
 }
 
 TEST_CASE("drafts that are rejected leave no trace in what follows") {
