@@ -638,8 +638,8 @@ void BlockManager::Impl::plan_kept(Request& r, std::uint32_t junction) const {
   if (options_.retention.kind == Retention::Kind::spaced) {
     const std::uint64_t last = (r.prompt - 1) / unit_;
     for (std::uint64_t pages = 1; pages <= last; pages *= 2) {
-      keep(pages * unit_);                 // from the start
-      keep((last - (pages - 1)) * unit_);  // from the end
+      keep(pages * unit_);           // from the start
+      keep((last - pages) * unit_);  // from the end
     }
   }
   std::sort(r.kept.begin(), r.kept.end());
