@@ -2,6 +2,7 @@
 
 #include "kvleaf/kernels/check.h"
 #include "kvleaf/kernels/convert.h"
+#include "kvleaf/kernels/quantise.h"
 #include "kvleaf/kernels/runs.h"
 #include "kvleaf/kernels/stream.h"
 
@@ -29,7 +30,7 @@ void write_rows(const std::byte* rows, std::uint64_t source_stride,
 void convert_rows(const std::byte* rows, std::uint64_t source_stride, Number number,
                   std::span<const std::int64_t> slots, const RowPages& pages,
                   Number stored) noexcept {
-  const ConvertRow convert = quantiser(number, stored);
+  const ConvertRow convert = converter(number, stored);
   const std::uint64_t elements = pages.row_bytes / size_of(stored);
   for_each_run(slots, pages, [&](std::size_t first, std::size_t count, std::byte* to) {
     if (to == nullptr) return;
@@ -39,45 +40,19 @@ void convert_rows(const std::byte* rows, std::uint64_t source_stride, Number num
   });
 }
 
-struct Quantiser {
-  Quantiser(Number from, Number to, Number scale, std::uint32_t values)
-      : largest(largest_of_row(from)),
-        quantise(quantiser(from, to)),
-        from_number(from),
-        to_number(to),
-        scale_number(scale),
-        granularity(values) {}
-
-  void write(const std::byte* rows, std::uint64_t source_stride,
-             std::span<const std::int64_t> slots, const RowPages& pages,
-             std::span<const std::int64_t> scale_slots,
-             const RowPages& scale_pages) const noexcept {
-    const std::uint64_t groups = scale_pages.row_bytes / size_of(scale_number);
-    const std::uint64_t from_bytes = std::uint64_t{granularity} * size_of(from_number);
-    const std::uint64_t to_bytes = std::uint64_t{granularity} * size_of(to_number);
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      if (slots[i] == padding_entry) continue;
-      const std::byte* from = rows + i * source_stride;
-      std::byte* to = pages.base + pages.row_offset(slots[i]);
-      std::byte* scale_to = scale_pages.base + scale_pages.row_offset(scale_slots[i]);
-      for (std::uint64_t group = 0; group < groups; ++group) {
-        const float scale = scale_for(largest(from, granularity), to_number, scale_number);
-        store_number(scale_number, scale_to, scale);
-        quantise(from, to, granularity, scale);
-        from += from_bytes;
-        to += to_bytes;
-        scale_to += size_of(scale_number);
-      }
-    }
+void quantise_rows(const std::byte* rows, std::uint64_t source_stride, Number number,
+                   std::span<const std::int64_t> slots, const RowPages& pages, Number stored,
+                   const ScalePages& scales, const RowPages& scale_pages) noexcept {
+  const Number scale_number = scales.pages.number;
+  const QuantiseRow quantise = row_quantiser(number, stored);
+  const std::uint64_t groups = scale_pages.row_bytes / size_of(scale_number);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i] == padding_entry) continue;
+    quantise(rows + i * source_stride, pages.base + pages.row_offset(slots[i]),
+             scale_pages.base + scale_pages.row_offset(scales.slots[i]), groups, scales.granularity,
+             scale_number);
   }
-
-  LargestOfRow largest;
-  ConvertRow quantise;
-  Number from_number;
-  Number to_number;
-  Number scale_number;
-  std::uint32_t granularity;
-};
+}
 
 }  // namespace
 
@@ -106,9 +81,7 @@ void append_kv(const NewEntries& entries, std::span<const std::int64_t> slots, c
     const auto* from = static_cast<const std::byte*>(data);
     if (stride == 0) stride = rows.row_bytes / size_of(pages.number) * size_of(entries.number);
     if (scales != nullptr) {
-      const Quantiser quantise(entries.number, pages.number, scales->pages.number,
-                               scales->granularity);
-      quantise.write(from, stride, slots, rows, scales->slots, scale_rows);
+      quantise_rows(from, stride, entries.number, slots, rows, pages.number, *scales, scale_rows);
     } else if (entries.number == pages.number) {
       write_rows(from, stride, slots, rows);
     } else {

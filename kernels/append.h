@@ -44,7 +44,7 @@ struct ScalePages {
 ///   scales  null: none. The numbers are rounded to the type of the pages (float8 saturates); int8
 ///           needs scales
 /// With scales, each `granularity` values get the scale that makes their largest fill the type's
-/// range.
+/// range, and are multiplied by its reciprocal.
 void append_kv(const NewEntries& entries, std::span<const std::int64_t> slots, const KVPages& pages,
                std::uint32_t layer, const ScalePages* scales = nullptr);
 

@@ -88,7 +88,7 @@ void check_rows_of_batch(const PagedAttention& attention) {
 class Entries {
  public:
   explicit Entries(const PagedAttention& attention)
-      : attention_(attention), convert_(dequantiser(attention.pages.number, Number::float32)) {}
+      : attention_(attention), convert_(converter(attention.pages.number, Number::float32)) {}
 
   void key(const Row& row, std::int64_t entry, std::uint32_t head, float* into) const {
     const KVLayout& layout = attention_.pages.layout;
@@ -193,8 +193,8 @@ void paged_attention(const PagedAttention& attention) {
   const std::uint32_t group = attention.query_heads / layout.kv_heads;
   const bool latent = layout.value_dim == 0;
   const Entries entries(attention);
-  const ConvertRow load = dequantiser(attention.number, Number::float32);
-  const ConvertRow store = quantiser(Number::float32, attention.number);
+  const ConvertRow load = converter(attention.number, Number::float32);
+  const ConvertRow store = converter(Number::float32, attention.number);
   Head query, key, value, sum;
 
   for (std::size_t r = 0; r < attention.seq_lens.size(); ++r) {
@@ -230,7 +230,7 @@ void paged_attention(const PagedAttention& attention) {
         store(
             sum.data(),
             static_cast<std::byte*>(attention.output) + vector * width * size_of(attention.number),
-            width, weights == 0 ? 1.0f : weights);
+            width, weights == 0 ? 1.0f : 1.0f / weights);
       }
     }
   }

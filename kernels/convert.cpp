@@ -1,19 +1,6 @@
 #include "kvleaf/kernels/convert.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define KVLEAF_HAS_AVX2 1
-#define KVLEAF_AVX2 __attribute__((target("avx2")))
-#else
-#define KVLEAF_HAS_AVX2 0
-#endif
-// clang has another word for the width, and is content with AVX2.
-#if KVLEAF_HAS_AVX2 && !defined(__clang__)
-#define KVLEAF_HAS_AVX512 1
-#define KVLEAF_AVX512 \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
-#else
-#define KVLEAF_HAS_AVX512 0
-#endif
+#include "kvleaf/kernels/instructions.h"
 
 namespace kvleaf::kernels {
 
@@ -24,77 +11,28 @@ namespace {
 // contraction makes them differ.
 
 template <class From, class To>
-KVLEAF_HD void quantise_body(const void* from, void* to, std::size_t count, float scale) noexcept {
+KVLEAF_HD void convert_body(const void* from, void* to, std::size_t count, float factor) noexcept {
   const auto* __restrict in = static_cast<const From*>(from);
   auto* __restrict out = static_cast<To*>(to);
-  for (std::size_t i = 0; i < count; ++i) out[i] = from_float<To>(to_float(in[i]) / scale);
+  for (std::size_t i = 0; i < count; ++i) out[i] = from_float<To>(to_float(in[i]) * factor);
 }
 
 template <class From, class To>
-KVLEAF_HD void dequantise_body(const void* from, void* to, std::size_t count,
-                               float scale) noexcept {
-  const auto* __restrict in = static_cast<const From*>(from);
-  auto* __restrict out = static_cast<To*>(to);
-  for (std::size_t i = 0; i < count; ++i) out[i] = from_float<To>(to_float(in[i]) * scale);
+void convert_plain(const void* from, void* to, std::size_t count, float factor) noexcept {
+  convert_body<From, To>(from, to, count, factor);
 }
-
-template <class From>
-KVLEAF_HD float largest_body(const void* from, std::size_t count) noexcept {
-  const auto* __restrict in = static_cast<const From*>(from);
-  // Magnitudes are ordered as their bits are.
-  std::int32_t largest = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto bits = static_cast<std::int32_t>(bits_of(to_float(in[i])) & 0x7fffffffu);
-    const std::int32_t finite = bits < 0x7f800000 ? bits : 0;
-    largest = finite > largest ? finite : largest;
-  }
-  return float_of(static_cast<std::uint32_t>(largest));
-}
-
-template <class From, class To>
-void quantise_plain(const void* from, void* to, std::size_t count, float scale) noexcept {
-  quantise_body<From, To>(from, to, count, scale);
-}
-template <class From, class To>
-void dequantise_plain(const void* from, void* to, std::size_t count, float scale) noexcept {
-  dequantise_body<From, To>(from, to, count, scale);
-}
-template <class From>
-float largest_plain(const void* from, std::size_t count) noexcept {
-  return largest_body<From>(from, count);
-}
-
 #if KVLEAF_HAS_AVX2
 template <class From, class To>
-KVLEAF_AVX2 void quantise_avx2(const void* from, void* to, std::size_t count,
-                               float scale) noexcept {
-  quantise_body<From, To>(from, to, count, scale);
-}
-template <class From, class To>
-KVLEAF_AVX2 void dequantise_avx2(const void* from, void* to, std::size_t count,
-                                 float scale) noexcept {
-  dequantise_body<From, To>(from, to, count, scale);
-}
-template <class From>
-KVLEAF_AVX2 float largest_avx2(const void* from, std::size_t count) noexcept {
-  return largest_body<From>(from, count);
+KVLEAF_AVX2 void convert_avx2(const void* from, void* to, std::size_t count,
+                              float factor) noexcept {
+  convert_body<From, To>(from, to, count, factor);
 }
 #endif
-
 #if KVLEAF_HAS_AVX512
 template <class From, class To>
-KVLEAF_AVX512 void quantise_avx512(const void* from, void* to, std::size_t count,
-                                   float scale) noexcept {
-  quantise_body<From, To>(from, to, count, scale);
-}
-template <class From, class To>
-KVLEAF_AVX512 void dequantise_avx512(const void* from, void* to, std::size_t count,
-                                     float scale) noexcept {
-  dequantise_body<From, To>(from, to, count, scale);
-}
-template <class From>
-KVLEAF_AVX512 float largest_avx512(const void* from, std::size_t count) noexcept {
-  return largest_body<From>(from, count);
+KVLEAF_AVX512 void convert_avx512(const void* from, void* to, std::size_t count,
+                                  float factor) noexcept {
+  convert_body<From, To>(from, to, count, factor);
 }
 #endif
 
@@ -114,48 +52,19 @@ Instructions best_instructions() noexcept {
   return Instructions::plain;
 }
 
-ConvertRow quantiser(Number from, Number to, Instructions instructions) noexcept {
+ConvertRow converter(Number from, Number to, Instructions instructions) noexcept {
   return with_number(from, [&](auto from_tag) {
     return with_number(to, [&](auto to_tag) -> ConvertRow {
       using From = typename decltype(from_tag)::type;
       using To = typename decltype(to_tag)::type;
 #if KVLEAF_HAS_AVX512
-      if (instructions == Instructions::avx512) return quantise_avx512<From, To>;
+      if (instructions == Instructions::avx512) return convert_avx512<From, To>;
 #endif
 #if KVLEAF_HAS_AVX2
-      if (instructions >= Instructions::avx2) return quantise_avx2<From, To>;
+      if (instructions >= Instructions::avx2) return convert_avx2<From, To>;
 #endif
-      return quantise_plain<From, To>;
+      return convert_plain<From, To>;
     });
-  });
-}
-
-ConvertRow dequantiser(Number from, Number to, Instructions instructions) noexcept {
-  return with_number(from, [&](auto from_tag) {
-    return with_number(to, [&](auto to_tag) -> ConvertRow {
-      using From = typename decltype(from_tag)::type;
-      using To = typename decltype(to_tag)::type;
-#if KVLEAF_HAS_AVX512
-      if (instructions == Instructions::avx512) return dequantise_avx512<From, To>;
-#endif
-#if KVLEAF_HAS_AVX2
-      if (instructions >= Instructions::avx2) return dequantise_avx2<From, To>;
-#endif
-      return dequantise_plain<From, To>;
-    });
-  });
-}
-
-LargestOfRow largest_of_row(Number from, Instructions instructions) noexcept {
-  return with_number(from, [&](auto from_tag) -> LargestOfRow {
-    using From = typename decltype(from_tag)::type;
-#if KVLEAF_HAS_AVX512
-    if (instructions == Instructions::avx512) return largest_avx512<From>;
-#endif
-#if KVLEAF_HAS_AVX2
-    if (instructions >= Instructions::avx2) return largest_avx2<From>;
-#endif
-    return largest_plain<From>;
   });
 }
 

@@ -1,6 +1,7 @@
-// Rows of numbers from one type into another, with a scale: what quantised pages are written and
-// read with. One source, compiled three times: for AVX-512 and for AVX2, picked where the processor
-// has them, and plain. All give the same bits.
+// Rows of numbers from one type into another, times a factor: what pages of another type are
+// written and quantised pages are read with (quantise.h writes those). One source, compiled three
+// times: for AVX-512 and for AVX2, picked where the processor has them, and plain. All give the
+// same bits.
 #pragma once
 
 #include <cstddef>
@@ -15,20 +16,11 @@ enum class Instructions : std::uint8_t { plain, avx2, avx512 };
 /// The fastest that this processor has.
 Instructions best_instructions() noexcept;
 
-/// to[i] = from[i], by `scale`; `count` elements. `from` and `to` do not overlap.
-using ConvertRow = void (*)(const void* from, void* to, std::size_t count, float scale) noexcept;
-
-/// to[i] = from[i] / scale, rounded to the nearest, saturating where the type saturates.
-ConvertRow quantiser(Number from, Number to,
+/// to[i] = from[i] · factor, rounded to the nearest, saturating where the type saturates; `count`
+/// elements. `from` and `to` do not overlap.
+using ConvertRow = void (*)(const void* from, void* to, std::size_t count, float factor) noexcept;
+ConvertRow converter(Number from, Number to,
                      Instructions instructions = best_instructions()) noexcept;
-
-/// to[i] = from[i] · scale.
-ConvertRow dequantiser(Number from, Number to,
-                       Instructions instructions = best_instructions()) noexcept;
-
-/// The largest finite magnitude of a row; 0 for a row of zeros, infinities and NaN.
-using LargestOfRow = float (*)(const void* from, std::size_t count) noexcept;
-LargestOfRow largest_of_row(Number from, Instructions instructions = best_instructions()) noexcept;
 
 /// scale_for of number.h, for types known at run time: the scale as it is stored in `scale_number`.
 float scale_for(float largest, Number to, Number scale_number) noexcept;

@@ -60,7 +60,7 @@ void gather_kv(const KVPages& pages, std::uint32_t layer, std::span<const std::i
     if (scales == nullptr && into.number == pages.number) {
       return read_rows(rows, slots, out, stride);
     }
-    const ConvertRow convert = dequantiser(pages.number, into.number);
+    const ConvertRow convert = converter(pages.number, into.number);
     const std::uint64_t group = scales == nullptr ? elements : scales->granularity;
     for (std::size_t i = 0; i < slots.size(); ++i) {
       std::byte* to = out + i * stride;

@@ -246,15 +246,15 @@ struct NumberTraits<std::int8_t> {
 template <class Scale>
 KVLEAF_HD Scale scale_for(float largest, float range) noexcept {
   if (largest == 0) return from_float<Scale>(1.0f);
-  const float ideal = largest / range;
+  float ideal = largest / range;
   if (ideal >= NumberTraits<Scale>::largest) return from_float<Scale>(NumberTraits<Scale>::largest);
+  ideal = ideal > power_of_two(-126) ? ideal : power_of_two(-126);  // its reciprocal is finite
   if constexpr (sizeof(Scale) == sizeof(float)) {
-    return ideal > power_of_two(-126) ? ideal : power_of_two(-126);
+    return ideal;
   } else {
-    // Codes of positive numbers follow one another, and the first above zero serves what is too
-    // small for the type.
+    // Codes of positive numbers follow one another.
     Scale stored = from_float<Scale>(ideal);
-    if (to_float(stored) < ideal || stored.bits == 0) ++stored.bits;
+    if (to_float(stored) < ideal) ++stored.bits;
     return stored;
   }
 }

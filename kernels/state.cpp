@@ -68,8 +68,8 @@ class StateRow {
  public:
   explicit StateRow(const StateRows& states)
       : states_(states),
-        load_(dequantiser(states.number, Number::float32)),
-        store_(quantiser(Number::float32, states.number)) {}
+        load_(converter(states.number, Number::float32)),
+        store_(converter(Number::float32, states.number)) {}
 
   void load(std::int64_t row, std::uint64_t element, float* into, std::uint32_t count) const {
     load_(at(row, element), into, count, 1.0f);

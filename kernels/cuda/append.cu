@@ -127,8 +127,9 @@ __global__ void append_quantised_kernel(const __grid_constant__ Work work) {
       store(work.scale_number, side.scales.base + side.scales.row_offset(scale_entry), group,
             scale);
     }
+    const float factor = 1.0f / scale;
     for (std::uint64_t at = begin + lane(); at < end; at += warp) {
-      to[at] = from_float<To>(load(work.number, from, at) / scale);
+      to[at] = from_float<To>(load(work.number, from, at) * factor);
     }
   }
 }

@@ -211,7 +211,7 @@ TEST_CASE(
         const std::vector<float> keys = fill(2 * 48), values = fill(2 * 32);
         const auto stored = [&](const std::vector<float>& from) {
           Bytes bytes(from.size() * size_of(input));
-          quantiser(Number::float32, input)(from.data(), bytes.data(), from.size(), 1.0f);
+          converter(Number::float32, input)(from.data(), bytes.data(), from.size(), 1.0f);
           return bytes;
         };
         const Bytes key_bytes = stored(keys), value_bytes = stored(values);
@@ -243,7 +243,7 @@ TEST_CASE(
               const double scale = load_number(scale_number, scales.base + at);
               REQUIRE(std::isfinite(scale));
               REQUIRE(scale > 0);
-              // Half a step of rounding, and a little for the division in float.
+              // Half a step of rounding, and a little for the products in float.
               REQUIRE(std::fabs(original - back) <= 0.5001 * scale * step_of(number, back / scale));
             }
           }
@@ -351,7 +351,7 @@ TEST_CASE_TEMPLATE(
                              scale);
               }
               std::byte* stored = &expected[at + i * size_of(inside)];
-              store_number(inside, stored, number(i) / scale);
+              store_number(inside, stored, number(i) * (1.0f / scale));
               store_number(outside, &back[(token * elements + i) * size_of(outside)],
                            load_number(inside, stored) * scale);
             }

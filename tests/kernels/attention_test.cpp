@@ -323,11 +323,11 @@ TEST_CASE("queries and outputs may be of a half type") {
   std::vector<float> wide(outputs), same(outputs);
   PagedAttention attention = bench.attention(wide);
   std::vector<std::uint16_t> queries(4 * 6 * 24), halves(outputs);
-  quantiser(Number::float32, Number::bfloat16)(attention.queries, queries.data(), queries.size(),
+  converter(Number::float32, Number::bfloat16)(attention.queries, queries.data(), queries.size(),
                                                1);
   // The same queries, rounded, in both runs.
   std::vector<float> rounded(queries.size());
-  dequantiser(Number::bfloat16, Number::float32)(queries.data(), rounded.data(), rounded.size(), 1);
+  converter(Number::bfloat16, Number::float32)(queries.data(), rounded.data(), rounded.size(), 1);
   attention.queries = rounded.data();
   paged_attention(attention);
   attention.queries = queries.data();

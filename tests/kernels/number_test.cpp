@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kvleaf/kernels/convert.h"
+#include "kvleaf/kernels/quantise.h"
 
 namespace kvleaf::kernels::test {
 namespace {
@@ -186,49 +187,179 @@ TEST_CASE(
     }
     std::mt19937_64 random(21);
     for (const Number from : all_numbers) {
-      CHECK((largest_of_row(from, Instructions::plain) != largest_of_row(from, fast_ones)));
       for (const Number to : all_numbers) {
-        CAPTURE(name_of(from));
-        CAPTURE(name_of(to));
+        CAPTURE(std::string(name_of(from)));
+        CAPTURE(std::string(name_of(to)));
+        CHECK((converter(from, to, Instructions::plain) != converter(from, to, fast_ones)));
         for (const std::size_t count : {0, 1, 7, 8, 31, 64, 257, 1000}) {
           const auto row = random_row(random, from, count);
           for (const float scale : {1.0f, 0.037f, 3.0e-7f}) {
             std::vector<std::byte> plain(count * size_of(to) + 8, std::byte{0x5a}), fast = plain;
-            quantiser(from, to, Instructions::plain)(row.data(), plain.data(), count, scale);
-            quantiser(from, to, fast_ones)(row.data(), fast.data(), count, scale);
-            REQUIRE(plain == fast);
-            dequantiser(from, to, Instructions::plain)(row.data(), plain.data(), count, scale);
-            dequantiser(from, to, fast_ones)(row.data(), fast.data(), count, scale);
+            converter(from, to, Instructions::plain)(row.data(), plain.data(), count, scale);
+            converter(from, to, fast_ones)(row.data(), fast.data(), count, scale);
             REQUIRE(plain == fast);
           }
-          REQUIRE(largest_of_row(from, Instructions::plain)(row.data(), count) ==
-                  largest_of_row(from, fast_ones)(row.data(), count));
         }
       }
     }
   }
 }
 
-TEST_CASE("rows are converted as their elements are, and the largest finite magnitude is found") {
+TEST_CASE("rows are converted as their elements are") {
   std::mt19937_64 random(22);
   for (const Number from : all_numbers) {
     const auto row = random_row(random, from, 300);
-    float largest = 0;
-    for (std::size_t i = 0; i < 300; ++i) {
-      const float value = std::fabs(load_number(from, &row[i * size_of(from)]));
-      if (std::isfinite(value)) largest = std::max(largest, value);
-    }
-    CHECK(largest_of_row(from)(row.data(), 300) == largest);
     for (const Number to : all_numbers) {
       std::vector<std::byte> out(300 * size_of(to)), one(size_of(to));
-      quantiser(from, to)(row.data(), out.data(), 300, 0.37f);
+      converter(from, to)(row.data(), out.data(), 300, 0.37f);
       for (std::size_t i = 0; i < 300; ++i) {
-        store_number(to, one.data(), load_number(from, &row[i * size_of(from)]) / 0.37f);
+        store_number(to, one.data(), load_number(from, &row[i * size_of(from)]) * 0.37f);
         REQUIRE(
             std::equal(one.begin(), one.end(), out.begin() + static_cast<long>(i * size_of(to))));
       }
     }
   }
+}
+
+// ---- quantised rows
+
+constexpr Number wide_numbers[] = {Number::float32, Number::float16, Number::bfloat16};
+constexpr Number quantised_numbers[] = {Number::float8_e4m3, Number::float8_e5m2, Number::int8};
+
+/// What a row becomes, number by number, from the definition.
+struct QuantisedRow {
+  std::vector<std::byte> numbers, scales;
+  bool operator==(const QuantisedRow&) const = default;
+
+  QuantisedRow(Number to, Number scale_number, std::size_t groups, std::size_t granularity)
+      : numbers(groups * granularity + 1, std::byte{0x5a}),  // one more, which nobody may write
+        scales(groups * size_of(scale_number) + 1, std::byte{0x5a}) {}
+
+  static QuantisedRow of(const std::vector<std::byte>& row, Number from, Number to,
+                         Number scale_number, std::size_t granularity) {
+    const std::size_t groups = row.size() / size_of(from) / granularity;
+    QuantisedRow made(to, scale_number, groups, granularity);
+    for (std::size_t group = 0; group < groups; ++group) {
+      const auto number = [&](std::size_t i) {
+        return load_number(from, &row[(group * granularity + i) * size_of(from)]);
+      };
+      float largest = 0;
+      for (std::size_t i = 0; i < granularity; ++i)
+        if (std::isfinite(number(i))) largest = std::max(largest, std::fabs(number(i)));
+      const float scale = scale_for(largest, to, scale_number);
+      store_number(scale_number, &made.scales[group * size_of(scale_number)], scale);
+      for (std::size_t i = 0; i < granularity; ++i)
+        store_number(to, &made.numbers[group * granularity + i], number(i) * (1.0f / scale));
+    }
+    return made;
+  }
+
+  static QuantisedRow by(Instructions instructions, const std::vector<std::byte>& row, Number from,
+                         Number to, Number scale_number, std::size_t granularity) {
+    const std::size_t groups = row.size() / size_of(from) / granularity;
+    QuantisedRow made(to, scale_number, groups, granularity);
+    row_quantiser(from, to, instructions)(row.data(), made.numbers.data(), made.scales.data(),
+                                          groups, granularity, scale_number);
+    return made;
+  }
+};
+
+template <class Use>
+void with_each_instructions(Use use) {
+  for (const Instructions one : {Instructions::plain, Instructions::avx2, Instructions::avx512}) {
+    if (one > best_instructions()) {
+      MESSAGE("skipped: no ", (one == Instructions::avx2 ? "AVX2" : "AVX-512"));
+      continue;
+    }
+    CAPTURE(static_cast<int>(one));
+    use(one);
+  }
+}
+
+TEST_CASE("every half and bfloat16 is quantised to the same bits by all code, beside any largest") {
+  with_each_instructions([&](Instructions instructions) {
+    for (const Number from : {Number::float16, Number::bfloat16}) {
+      for (const Number to : quantised_numbers) {
+        CAPTURE(std::string(name_of(from)));
+        CAPTURE(std::string(name_of(to)));
+        // 64 codes at a time, and one number that decides on the scale: from where all of them
+        // are rounded to 0 to where they saturate, if they can.
+        for (const float largest : {1e-7f, 3e-5f, 0.37f, 448.0f, 1000.0f, 60000.0f, 3e38f}) {
+          std::vector<std::byte> row(65536 / 64 * 65 * 2);
+          for (std::uint32_t code = 0, at = 0; code < 65536; ++code, ++at) {
+            if (code % 64 == 0) store_number(from, &row[2 * at++], largest);
+            const auto bits = static_cast<std::uint16_t>(code);
+            std::memcpy(&row[2 * at], &bits, 2);
+          }
+          REQUIRE(QuantisedRow::by(instructions, row, from, to, Number::float32, 65) ==
+                  QuantisedRow::of(row, from, to, Number::float32, 65));
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("rounding edges of quantised floats are the same bits in all code") {
+  with_each_instructions([&](Instructions instructions) {
+    for (const Number to : quantised_numbers) {
+      CAPTURE(std::string(name_of(to)));
+      // At each number of the type and halfway between two, and just beside either; the first of
+      // each group makes the scale 1.
+      std::vector<float> edges;
+      const float range = largest_of(to);
+      for (int code = 0; code < 127; ++code) {
+        const auto byte = static_cast<std::byte>(code), next = static_cast<std::byte>(code + 1);
+        const float value = load_number(to, &byte), above = load_number(to, &next);
+        if (!(value < range) || !std::isfinite(above)) continue;
+        for (const float at : {value, (value + above) / 2})
+          for (const float near : {at, std::nextafter(at, 0.0f), std::nextafter(at, range)})
+            for (const float sign : {1.0f, -1.0f}) edges.push_back(sign * near);
+      }
+      std::vector<std::byte> row;
+      for (std::size_t i = 0; i < edges.size(); i += 95) {
+        std::vector<float> group(edges.begin() + static_cast<long>(i),
+                                 edges.begin() + static_cast<long>(std::min(i + 95, edges.size())));
+        group.insert(group.begin(), range);
+        group.resize(96);
+        const auto* bytes = reinterpret_cast<const std::byte*>(group.data());
+        row.insert(row.end(), bytes, bytes + 96 * sizeof(float));
+      }
+      const auto made =
+          QuantisedRow::by(instructions, row, Number::float32, to, Number::float32, 96);
+      REQUIRE(made == QuantisedRow::of(row, Number::float32, to, Number::float32, 96));
+      REQUIRE(load_number(Number::float32, made.scales.data()) == 1.0f);
+    }
+  });
+}
+
+TEST_CASE("random rows of all types, lengths and scales are quantised as their numbers are") {
+  std::mt19937_64 random(24);
+  with_each_instructions([&](Instructions instructions) {
+    for (const Number from : wide_numbers) {
+      for (const Number to : quantised_numbers) {
+        CAPTURE(std::string(name_of(from)));
+        CAPTURE(std::string(name_of(to)));
+        for (const std::size_t granularity : {1, 8, 16, 31, 32, 64, 96, 127, 128, 200}) {
+          for (int round = 0; round < 12; ++round) {
+            const Number scale_number = wide_numbers[random() % 3];
+            auto row = random_row(random, from, 5 * granularity);
+            if (round % 3 != 0) {  // moderate ones, with an outlier
+              for (std::size_t i = 0; i < 5 * granularity; ++i) {
+                const float value = static_cast<float>(static_cast<int>(random() % 20001) - 10000);
+                store_number(from, &row[i * size_of(from)],
+                             random() % 100 == 0 ? 1e4f * value : 0.01f * value);
+              }
+            }
+            const auto want = QuantisedRow::of(row, from, to, scale_number, granularity);
+            REQUIRE(QuantisedRow::by(instructions, row, from, to, scale_number, granularity) ==
+                    want);
+          }
+        }
+      }
+      CHECK((row_quantiser(from, Number::bfloat16) == nullptr));
+      CHECK((row_quantiser(Number::int8, Number::int8) == nullptr));
+    }
+  });
 }
 
 TEST_CASE(
@@ -237,7 +368,7 @@ TEST_CASE(
   std::mt19937_64 random(23);
   for (const Number to : {Number::float8_e4m3, Number::float8_e5m2, Number::int8}) {
     for (const Number scale_number : {Number::float32, Number::float16, Number::bfloat16}) {
-      CAPTURE(name_of(to));
+      CAPTURE(std::string(name_of(to)));
       CAPTURE(name_of(scale_number));
       CHECK(scale_for(0, to, scale_number) == 1.0f);
       for (int i = 0; i < 20000; ++i) {

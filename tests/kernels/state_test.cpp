@@ -32,7 +32,7 @@ struct StateBench {
     for (std::uint64_t row = 0; row < rows; ++row) {
       std::vector<float> values = normals(random, elements, 0.5f);
       if (row == 0) std::fill(values.begin(), values.end(), 0.0f);
-      quantiser(Number::float32, number)(values.data(), memory.data() + row * stride, elements,
+      converter(Number::float32, number)(values.data(), memory.data() + row * stride, elements,
                                          1.0f);
     }
     cu_seqlens.push_back(0);
@@ -41,8 +41,8 @@ struct StateBench {
 
   Doubles state(const Bytes& from, std::int64_t row) const {
     std::vector<float> values(elements);
-    dequantiser(states.number, Number::float32)(from.data() + states.row_offset(row), values.data(),
-                                                elements, 1.0f);
+    converter(states.number, Number::float32)(from.data() + states.row_offset(row), values.data(),
+                                              elements, 1.0f);
     return {values.begin(), values.end()};
   }
   StateBatch batch() const { return {states, read_rows, write_rows, cu_seqlens}; }
