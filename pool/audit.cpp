@@ -154,7 +154,7 @@ void BlockPool::audit_page_class(std::uint32_t number) const {
            huge = links_[huge].next) {
         KVLEAF_AUDIT(belongs(huge) && huge_[huge].listed == index &&
                          clean_in(page_class, huge_[huge]) >= index &&
-                         links_[huge].previous == previous,
+                         (previous == FullestFirst::none || links_[huge].previous == previous),
                      "class {}: huge block {} is in list {} of kind {}", number, huge, index, kind);
         previous = huge;
         ++members;

@@ -56,6 +56,10 @@ BlockPool::BlockPool(Geometry geometry, PoolOptions options)
     page_class.ratio = static_cast<std::uint32_t>(geometry_.class_ratio(PageClassId(index)));
     page_class.number = static_cast<std::uint16_t>(index);
     page_class.divider = RatioDivider(page_class.ratio);
+    class_terms_.push_back({&page_class.claimed, page_class.divider,
+                            static_cast<std::uint32_t>(page_class.leaves.size())});
+    leaves_by_class_.insert(leaves_by_class_.end(), page_class.leaves.begin(),
+                            page_class.leaves.end());
     page_class.order[idle_kind] = TreeNodes<Rank>(huge_shape_);
     if (page_class.ratio == 1) continue;
     for (const Fate fate : {Fate::cache, Fate::request}) {
@@ -182,28 +186,21 @@ std::size_t BlockPool::take_from_claimed(LeafId leaf, FullestFirst& own,
                                          std::span<BlockId> out) noexcept {
   LeafState& state = leaves_[leaf.value()];
   const std::uint32_t ratio = state.divider.ratio();
-  std::size_t drawn = 0;
-  while (drawn < out.size()) {
+  BlockId* next_out = out.data();
+  BlockId* const end = next_out + out.size();
+  while (next_out != end) {
     const std::uint32_t huge = own.fullest();
     if (huge == FullestFirst::none) break;
     HugeBlock& record = huge_[huge];
-    Block* const blocks = blocks_of(huge);
-    const std::uint32_t first_id = huge * ratio + 1;
-    const std::size_t end =
-        std::min<std::size_t>(out.size(), drawn + (ratio - record.live - record.cached));
-    record.live += static_cast<std::uint32_t>(end - drawn);
-    std::uint32_t next = links_[huge].first_clean;
-    for (; drawn < end; ++drawn) {
-      const std::uint32_t index = next & ~fresh;
-      Block& block = blocks[index];
-      next = (next & fresh) != 0 ? next + 1 : static_cast<std::uint32_t>(block.key_low);
-      block.references = 1;
-      block.leaf = static_cast<std::uint16_t>(leaf.value());
-      out[drawn] = BlockId(first_id + index);
-    }
-    links_[huge].first_clean = next;
-    own.drew_from(huge);
+    const std::uint32_t clean = ratio - record.live - record.cached;
+    const auto left = static_cast<std::size_t>(end - next_out);
+    const std::uint32_t count = left < clean ? static_cast<std::uint32_t>(left) : clean;
+    record.live += count;
+    draw_clean(leaf, huge, ratio, count, next_out);
+    next_out += count;
+    count == clean ? own.used_up(huge) : own.drew_from(huge);
   }
+  const auto drawn = static_cast<std::size_t>(next_out - out.data());
   state.live.add(drawn);
   return drawn;
 }
@@ -219,6 +216,7 @@ std::size_t BlockPool::take_single(LeafId leaf, Fate fate, Allowance& allowance,
   HugeBlock* const huge = huge_.data();
   const std::uint64_t stride = max_ratio_;
   const std::uint16_t owner = page_class.number;
+  const auto leaf_number = static_cast<std::uint16_t>(leaf.value());
   const bool valued = !worths_.empty();
   std::uint32_t first_empty = first_empty_;
   for (std::size_t index = 0; index < taken; ++index) {
@@ -226,8 +224,7 @@ std::size_t BlockPool::take_single(LeafId leaf, Fate fate, Allowance& allowance,
     Block& block = records[number * stride];
     first_empty =
         (first_empty & fresh) != 0 ? first_empty + 1 : static_cast<std::uint32_t>(block.key_low);
-    block.references = 1;
-    block.leaf = static_cast<std::uint16_t>(leaf.value());
+    block.draw(leaf_number);
     HugeBlock& record = huge[number];
     record.live = 1;
     record.owner = owner;
@@ -395,7 +392,7 @@ std::size_t BlockPool::free_single(LeafId leaf, std::span<const BlockId> blocks)
     const std::uint32_t number = blocks[index].value() - 1;
     if (number >= last) break;
     Block& block = records[number * stride];
-    if (block.leaf != leaf.value() || block.references != 1 || block.flags != 0) break;
+    if (!block.is_only(static_cast<std::uint16_t>(leaf.value()))) break;
     block.references = 0;
     block.key_low = first_empty;
     first_empty = number;
@@ -432,8 +429,7 @@ std::size_t BlockPool::free_run(LeafId leaf, std::span<const BlockId> blocks) no
     const std::uint32_t index = number - at * divider.ratio();
     Block& block = records[at * stride + index];
     HugeBlock& record = huge[at];
-    if (block.leaf != leaf.value() || block.references != 1 || block.flags != 0) break;
-    if (record.live == 1) break;
+    if (!block.is_only(static_cast<std::uint16_t>(leaf.value())) || record.live == 1) break;
     block.references = 0;
     block.key_low = links[at].first_clean;
     links[at].first_clean = index;
@@ -490,7 +486,10 @@ void BlockPool::free(LeafId leaf, BlockId block) {
   if (record.leaf != leaf.value() || !record.live()) [[unlikely]] {
     refuse_block("free", leaf, block);
   }
-  if (--record.references == 0) release(state, place);
+  if (--record.references != 0) return;
+  if (record.flags != 0) return release(state, place);
+  --state.live;
+  live_to_clean(*state.page_class, place);
 }
 
 void BlockPool::free_many(LeafId leaf, std::span<const BlockId> blocks) {

@@ -248,6 +248,12 @@ class BlockPool {
     std::uint64_t promised = 0;
     Counter evicted;
   };
+  /// What the joint rule reads of a page class.
+  struct ClassTerms {
+    const Counter* claimed = nullptr;
+    RatioDivider divider;
+    std::uint32_t leaves = 0;  // of leaves_by_class_, those of earlier classes first
+  };
   /// Where a block's records are. A value: it stays right whatever happens to the block.
   struct Place {
     std::uint32_t huge;
@@ -266,8 +272,6 @@ class BlockPool {
   // joint_demand.cpp
   std::uint64_t room() const noexcept { return empty_.get() + idle_.get(); }
   std::uint64_t free_blocks(const PageClass& page_class) const noexcept;
-  template <class DemandOf>
-  std::uint64_t huge_needed(const PageClass& page_class, DemandOf&& demand_of) const noexcept;
   template <class DemandOf, class Needed>
   Verdict judge_demand(DemandOf&& demand_of, Needed&& needed) const noexcept;
   bool allow(LeafId leaf, std::uint64_t blocks, Allowance& allowance) const noexcept;
@@ -326,6 +330,8 @@ class BlockPool {
   std::size_t take_from_new(LeafId leaf, Fate fate, Allowance& allowance,
                             std::span<BlockId> out) noexcept;
   std::uint32_t take(LeafId leaf, std::uint32_t huge, std::span<BlockId> out) noexcept;
+  void draw_clean(LeafId leaf, std::uint32_t huge, std::uint32_t ratio, std::uint32_t count,
+                  BlockId* out) noexcept;
   BlockId take_one(LeafState& state, LeafId leaf, std::uint32_t huge) noexcept;
   void give_back(LeafId leaf, std::span<const BlockId> blocks) noexcept;
   void take_again(LeafState& leaf, Place place) noexcept;
@@ -419,10 +425,12 @@ class BlockPool {
   std::uint32_t first_empty_ =
       fresh;  // last in, first out, linked through their first block's record
   Geometry geometry_;
-  std::vector<PageClass> classes_;     // leaves point into it
-  std::vector<LeafTerms> terms_;       // [leaf]
-  std::vector<std::uint64_t> wanted_;  // [leaf]: scratch of allocate_all
-  std::vector<std::uint64_t> needed_;  // [class]: scratch of allocate_all
+  std::vector<PageClass> classes_;              // leaves point into it
+  std::vector<LeafTerms> terms_;                // [leaf]
+  std::vector<ClassTerms> class_terms_;         // [class]
+  std::vector<std::uint16_t> leaves_by_class_;  // every leaf once
+  std::vector<std::uint64_t> wanted_;           // [leaf]: scratch of allocate_all
+  std::vector<std::uint64_t> needed_;           // [class]: scratch of allocate_all
   BlockIndex index_;
   Value clock_ = 0;  // value of what was last committed or touched without one
   OnEvict on_evict_;

@@ -51,6 +51,16 @@ LeastKey<Rank> BlockPool::least_block(std::uint32_t huge, Bound bound) noexcept 
 BlockPool::Victim BlockPool::least_cached(PageClass& page_class, std::uint32_t kind) noexcept {
   TreeNodes<Rank>& nodes = page_class.order[kind];
   if (!nodes.used) return {};
+  LowerBoundTree<Rank> order(huge_shape_, nodes);
+  if (max_ratio_ == 1) {  // a huge block is its one block
+    const auto rank_of = [&](std::uint32_t huge) {
+      const Block& block = blocks_[huge];
+      const bool member = block.cached() & (huge_[huge].owner == page_class.number);
+      return member ? Rank::of(block.value) : Rank();
+    };
+    const LeastKey<Rank> least = order.least(rank_of, rank_of, [](std::uint32_t) {});
+    return {least.key, {least.index, 0}};
+  }
   const bool claimed = kind != idle_kind;
   const auto member = [&](std::uint32_t huge) {
     const HugeBlock& record = huge_[huge];
@@ -60,17 +70,16 @@ BlockPool::Victim BlockPool::least_cached(PageClass& page_class, std::uint32_t k
   };
   Place place{0, 0};
   const LeastKey<Rank> huge =
-      LowerBoundTree<Rank>(huge_shape_, nodes)
-          .least([&](std::uint32_t index) { return member(index) ? bound_of(index) : Rank(); },
-                 [&](std::uint32_t index) {
-                   if (!member(index)) return Rank();
-                   const LeastKey<Rank> block = least_block(index, Bound::keep);
-                   place = {index, block.index};
-                   return block.key;
-                 },
-                 [&](std::uint32_t index) {
-                   if (member(index)) least_block(index, Bound::raise);
-                 });
+      order.least([&](std::uint32_t index) { return member(index) ? bound_of(index) : Rank(); },
+                  [&](std::uint32_t index) {
+                    if (!member(index)) return Rank();
+                    const LeastKey<Rank> block = least_block(index, Bound::keep);
+                    place = {index, block.index};
+                    return block.key;
+                  },
+                  [&](std::uint32_t index) {
+                    if (member(index)) least_block(index, Bound::raise);
+                  });
   return {huge.key, place};
 }
 
@@ -139,17 +148,17 @@ std::size_t BlockPool::evict(LeafId leaf, Fate fate, Allowance& allowance, std::
   Victim own = least_cached(page_class, own_kind);
   LeastKey<Worth> other{Worth(), 0};
   if (allowance.may_spend() && !(dies && own.rank.exists())) {
-    // The roots are bounds: an order whose root is not below the best so far need not be searched.
+    // An order whose bound is not below the best so far need not be searched.
     if (dies && page_class.idle.get() != 0) {
       other = least_idle(page_class);
-    } else if (page_class.idle.get() != 0 && page_class.order[idle_kind].root < own.rank) {
+    } else if (page_class.idle.get() != 0 && page_class.order[idle_kind].bound < own.rank) {
       own = std::min(own, least_cached(page_class, idle_kind),
                      [](const Victim& a, const Victim& b) { return a.rank < b.rank; });
     }
     for (PageClass& another : classes_) {
       if (&another == &page_class || another.idle.get() == 0) continue;
-      const Rank bound =
-          another.worth_order.used ? another.worth_order.root.best : another.order[idle_kind].root;
+      const Rank bound = another.worth_order.used ? another.worth_order.bound.best
+                                                  : another.order[idle_kind].bound;
       if (own.rank <= bound || other.key.best < bound) continue;
       const LeastKey<Worth> least = least_idle(another);
       if (least.key < other.key) other = least;

@@ -20,7 +20,7 @@ namespace kvleaf {
 /// Of a huge block whose class has a ratio above 1.
 struct CleanLink {
   std::uint32_t first_clean;  // block of this huge block to be drawn next; see `fresh`
-  std::uint32_t previous;     // in its list, while listed
+  std::uint32_t previous;     // in its list, while listed and not its first
   std::uint32_t next;
 };
 
@@ -66,19 +66,17 @@ class FullestFirst {
   /// Clean blocks were drawn from the fullest, or from a huge block that is new in here. What is
   /// left of it is the next to be drawn from.
   void drew_from(std::uint32_t huge) noexcept {
-    const bool used_up = clean(huge) == 0;
-    if (huge == spare_) {
-      if (used_up) spare_ = none;
-      return;
-    }
-    if (huge == current_) {
-      if (used_up) current_ = none;
-      return;
-    }
+    if (clean(huge) == 0) return used_up(huge);
+    if (huge == spare_ || huge == current_) return;
     if (huge_[huge].listed != 0) unlink(huge);
-    if (used_up) return;
     if (current_ != none) insert(current_);
     current_ = huge;
+  }
+  /// The same, and nothing is left of it.
+  void used_up(std::uint32_t huge) noexcept {
+    if (huge_[huge].listed != 0) return unlink(huge);
+    if (huge == current_) current_ = none;
+    if (huge == spare_) spare_ = none;
   }
   /// Clean blocks were drawn from any in here.
   void drew_from_hinted(std::uint32_t huge) noexcept {
@@ -117,21 +115,22 @@ class FullestFirst {
   }
   void push(std::uint32_t huge, std::uint32_t list) noexcept {
     const std::uint32_t next = front_[list];
-    links_[huge].previous = none;
     links_[huge].next = next;
     huge_[huge].listed = static_cast<std::uint16_t>(list) & most_listed;
     front_[list] = huge;
-    occupied_.insert(list);
-    if (next != none) links_[next].previous = huge;
+    if (next != none) {
+      links_[next].previous = huge;
+    } else {
+      occupied_.insert(list);
+    }
   }
   void unlink(std::uint32_t huge) noexcept {
-    const std::uint32_t previous = links_[huge].previous;
     const std::uint32_t next = links_[huge].next;
     const std::uint32_t list = huge_[huge].listed;
     huge_[huge].listed = 0;
-    if (next != none) links_[next].previous = previous;
-    if (previous != none) {
-      links_[previous].next = next;
+    if (front_[list] != huge) {
+      links_[links_[huge].previous].next = next;
+      if (next != none) links_[next].previous = links_[huge].previous;
       return;
     }
     front_[list] = next;

@@ -3,7 +3,10 @@
 // the page class that owns it uses the first `ratio`.
 #pragma once
 
+#include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "kvleaf/pool/value.h"
 
@@ -28,8 +31,29 @@ struct alignas(32) Block {
   bool live() const noexcept { return references != 0; }
   bool cached() const noexcept { return (references == 0) & is(committed); }  // no branch: searched
   bool clean() const noexcept { return references == 0 && !is(committed); }
+  /// Live with one reference, of this leaf, and not committed: one comparison, for loops.
+  bool is_only(std::uint16_t of_leaf) const noexcept {
+    std::uint64_t state;
+    std::memcpy(&state, reinterpret_cast<const char*>(this) + offsetof(Block, references),
+                sizeof state);
+    return state == drawn_for(of_leaf);
+  }
+  /// Becomes that, in one store.
+  void draw(std::uint16_t for_leaf) noexcept {
+    const std::uint64_t state = drawn_for(for_leaf);
+    std::memcpy(reinterpret_cast<char*>(this) + offsetof(Block, references), &state, sizeof state);
+  }
+
+ private:
+  /// references 1, leaf and flags 0 as one word: spelled out, since a compiler that is left to put
+  /// them together does so in memory.
+  static constexpr std::uint64_t drawn_for(std::uint16_t leaf) noexcept {
+    return std::endian::native == std::endian::little ? 1 | std::uint64_t{leaf} << 32
+                                                      : std::uint64_t{1} << 32 | leaf << 16;
+  }
 };
 static_assert(sizeof(Block) == 32, "two to a cache line, and none across two");
+static_assert(offsetof(Block, references) == 24 && offsetof(Block, flags) == 30);
 
 /// A list of unused numbers that needs no initial filling: `fresh` and a number means "this one and
 /// all above it", whose own links were never written.

@@ -24,49 +24,52 @@
 
 namespace kvleaf {
 
-template <class DemandOf>
-std::uint64_t BlockPool::huge_needed(const PageClass& page_class,
-                                     DemandOf&& demand_of) const noexcept {
-  std::uint64_t demand = 0;
-  std::uint64_t live_in_class = 0;
-  for (const std::uint16_t index : page_class.leaves) {
-    const LeafState& leaf = leaves_[index];
-    const std::uint64_t live = leaf.live.get();
-    std::uint64_t wanted = demand_of(index);
-    const LeafTerms& terms = terms_[index];
-    if (terms.floor > live && terms.floor - live > wanted) wanted = terms.floor - live;
-    demand = saturating_add(demand, saturating_add(wanted, terms.promised));
-    live_in_class += live;
-  }
-  const std::uint64_t free = page_class.claimed.get() * page_class.ratio - live_in_class;
-  return demand <= free ? 0 : page_class.divider.round_up(demand - free);
-}
-
 /// `needed(class, huge blocks)` is told each class's part.
 template <class DemandOf, class Needed>
 BlockPool::Verdict BlockPool::judge_demand(DemandOf&& demand_of, Needed&& needed) const noexcept {
   Verdict verdict;
   verdict.huge_left = room();
-  for (std::uint32_t index = 0; index < classes_.size(); ++index) {
-    const std::uint64_t part = huge_needed(classes_[index], demand_of);
-    needed(index, part);
-    verdict.huge_needed = saturating_add(verdict.huge_needed, part);
-  }
-  for (std::uint32_t index = 0; index < leaves_.size(); ++index) {
-    const std::uint64_t wanted = demand_of(index);
-    if (wanted != 0 && saturating_add(leaves_[index].live.get(), wanted) > leaves_[index].ceiling) {
-      verdict.over_ceiling = LeafId(index);
-      break;
+  std::uint64_t huge_needed = 0;
+  std::uint32_t over_ceiling = leaf_count_;
+  const std::uint16_t* index = leaves_by_class_.data();
+  for (const ClassTerms& page_class : class_terms_) {
+    std::uint64_t demand = 0;
+    std::uint64_t live_in_class = 0;
+    for (const std::uint16_t* const end = index + page_class.leaves; index != end; ++index) {
+      const LeafState& leaf = leaves_[*index];
+      const std::uint64_t live = leaf.live.get();
+      std::uint64_t wanted = demand_of(*index);
+      if (wanted != 0 && saturating_add(live, wanted) > leaf.ceiling) [[unlikely]]
+        over_ceiling = std::min<std::uint32_t>(over_ceiling, *index);
+      if (standing_) [[unlikely]] {
+        const LeafTerms& terms = terms_[*index];
+        if (terms.floor > live) wanted = std::max(wanted, terms.floor - live);
+        wanted = saturating_add(wanted, terms.promised);
+      }
+      demand = saturating_add(demand, wanted);
+      live_in_class += live;
     }
+    const std::uint64_t free =
+        page_class.claimed->get() * page_class.divider.ratio() - live_in_class;
+    const std::uint64_t part = demand <= free ? 0 : page_class.divider.round_up(demand - free);
+    needed(static_cast<std::uint32_t>(&page_class - class_terms_.data()), part);
+    huge_needed = saturating_add(huge_needed, part);
   }
-  verdict.fits = verdict.huge_needed <= verdict.huge_left && !verdict.over_ceiling;
+  if (over_ceiling != leaf_count_) verdict.over_ceiling = LeafId(over_ceiling);
+  verdict.huge_needed = huge_needed;
+  verdict.fits = huge_needed <= verdict.huge_left && over_ceiling == leaf_count_;
   return verdict;
 }
 
 BlockPool::Verdict BlockPool::judge(std::span<const std::uint64_t> blocks) const {
   require(Work::telling, "judge");
-  if (blocks.size() > leaves_.size())
-    refuse_leaf(LeafId(static_cast<std::uint32_t>(leaves_.size())));
+  if (blocks.size() > leaf_count_) [[unlikely]]
+    refuse_leaf(LeafId(leaf_count_));
+  if (blocks.size() == leaf_count_) {
+    const std::uint64_t* const wanted = blocks.data();
+    return judge_demand([=](std::uint32_t leaf) { return wanted[leaf]; },
+                        [](std::uint32_t, std::uint64_t) {});
+  }
   return judge_demand(
       [&](std::uint32_t leaf) { return leaf < blocks.size() ? blocks[leaf] : std::uint64_t{0}; },
       [](std::uint32_t, std::uint64_t) {});

@@ -61,10 +61,16 @@ struct TreeNodes {
   explicit TreeNodes(const TreeShape& shape) : nodes(shape.nodes()), used(true) {}
   std::vector<Key> nodes;
   Key root{};
-  // Where the least was found last, and a bound of all keys outside that group of eight: the next
-  // least is mostly there too, and then nothing else is looked at.
-  std::uint32_t group = 0;
+  // Where the least was found last, a bound of all other keys, and one of all keys outside that
+  // group of eight: the next least is mostly the same key, which rose a little, or one of its
+  // group, and then nothing else is looked at.
+  std::uint32_t index = 0;
+  Key others{};
   Key outside{};
+  // At most the least key, and that key itself from a search on until another key falls below it:
+  // tells whether a search is worth its while. The root cannot say so, since nothing rises that has
+  // lower nodes below it.
+  Key bound{};
   bool used = false;
 };
 
@@ -89,8 +95,10 @@ class LowerBoundTree {
 
   /// Key `index` is now `key`, or is at least `key`. Returns whether the root fell.
   bool lower(std::uint32_t index, Key key) noexcept {
-    if (last_ != nullptr && key < last_->outside && index / fan_out != last_->group) {
-      last_->outside = key;
+    if (last_ != nullptr) {
+      if (key < last_->bound) last_->bound = key;
+      if (key < last_->others && index != last_->index) last_->others = key;
+      if (key < last_->outside && index / fan_out != last_->index / fan_out) last_->outside = key;
     }
     for (std::uint32_t level = 0; level < shape_.levels(); ++level) {
       index /= fan_out;
@@ -109,13 +117,22 @@ class LowerBoundTree {
   ///   raise(index)      makes bound_of give the key
   template <class BoundOf, class Exact, class Raise>
   LeastKey<Key> least(BoundOf&& bound_of, Exact&& exact, Raise&& raise) noexcept {
-    if (last_ != nullptr) {
-      Key others = last_->outside;
-      const std::uint32_t index = least_in(last_->group, shape_.size(), others, bound_of);
-      const Key key = exact(index);
-      if (!(key == Key()) && !(others < key)) return {key, index};
-      raise(index);
-      correct(last_->group, bound_of);
+    if (last_ != nullptr && shape_.size() != 0) {
+      const LeastKey<Key> same{exact(last_->index), last_->index};
+      if (same.key.exists()) {
+        if (!(last_->others < same.key)) return remember(same);
+        Key others = last_->outside;
+        for_others(same.index, [&](std::uint32_t index) {
+          const Key key = bound_of(index);
+          others = key < others ? key : others;
+        });
+        last_->others = others;
+        if (!(others < same.key)) return remember(same);
+      }
+      const std::uint32_t group = same.index / fan_out;
+      const LeastKey<Key> found = least_of(group, last_->outside, same, bound_of, exact, raise);
+      if (found.key.exists() && !(last_->outside < found.key)) return remember(found);
+      correct(group, bound_of);
     }
     for (;;) {
       // Down to the least bound. `others`: nothing off the path is below it.
@@ -126,21 +143,14 @@ class LowerBoundTree {
         group = least_in(group, shape_.count(level), others,
                          [&](std::uint32_t node) { return nodes[node]; });
       }
-      const Key outside = others;
-      const std::uint32_t index = least_in(group, shape_.size(), others, bound_of);
-      const Key key = exact(index);
-      const bool found = !(others < key);
+      const LeastKey<Key> found =
+          least_of(group, others, {Key(), shape_.size()}, bound_of, exact, raise);
+      const bool is_least = !(others < found.key);
       // A path that led to what was sought stays as it is: it is low enough, and leads there again.
-      if (!found || key == Key()) {
-        raise(index);
-        correct(group, bound_of);
-      }
-      if (!found) continue;
-      if (last_ != nullptr) {
-        last_->group = group;
-        last_->outside = outside;
-      }
-      return {key, index};
+      if (!is_least || !found.key.exists()) correct(group, bound_of);
+      if (!is_least) continue;
+      if (last_ != nullptr) last_->outside = others;
+      return remember(found);
     }
   }
   /// Makes the root the least key, which is at `index`.
@@ -150,7 +160,58 @@ class LowerBoundTree {
   }
 
  private:
-  /// The index of the least in a group of eight; `others` falls to the least of the rest.
+  LeastKey<Key> remember(LeastKey<Key> found) noexcept {
+    if (last_ == nullptr) return found;
+    if (last_->index != found.index) last_->others = found.key;
+    last_->index = found.index;
+    last_->bound = found.key;
+    return found;
+  }
+  /// Each other index of its group of eight.
+  template <class Meet>
+  void for_others(std::uint32_t index, Meet&& meet) const noexcept {
+    const std::uint32_t begin = index / fan_out * fan_out;
+    const std::uint32_t end = std::min(begin + fan_out, shape_.size());
+    for (std::uint32_t other = begin; other < end; ++other) {
+      if (other != index) meet(other);
+    }
+  }
+  /// The least of a group of eight whose keys are known by bounds but for one, `known`: bounds are
+  /// corrected until the least of them is a key, or is above `limit`.
+  template <class BoundOf, class Exact, class Raise>
+  LeastKey<Key> least_of(std::uint32_t group, Key limit, LeastKey<Key> known, BoundOf&& bound_of,
+                         Exact&& exact, Raise&& raise) const noexcept {
+    for (;;) {
+      const LeastKey<Key> least = least_in(group, shape_.size(), [&](std::uint32_t index) {
+        return index == known.index ? known.key : bound_of(index);
+      });
+      const bool is_key = least.index == known.index;
+      if (is_key && !(limit < least.key)) return least;
+      if (known.index != shape_.size()) raise(known.index);
+      if (limit < least.key || !least.key.exists()) return least;
+      known = {exact(least.index), least.index};
+      if (known.key == least.key) return least;
+    }
+  }
+  /// The least in a group of eight.
+  template <class KeyOf>
+  static LeastKey<Key> least_in(std::uint32_t group, std::uint32_t count, KeyOf&& key_of) noexcept {
+    const std::uint32_t begin = group * fan_out;
+    LeastKey<Key> least{key_of(begin), begin};
+    const auto meet = [&](std::uint32_t index) {
+      const Key key = key_of(index);
+      const bool less = key < least.key;
+      least.key = less ? key : least.key;
+      least.index = less ? index : least.index;
+    };
+    if (begin + fan_out <= count) [[likely]] {
+      for (std::uint32_t i = 1; i < fan_out; ++i) meet(begin + i);
+    } else {
+      for (std::uint32_t index = begin + 1; index < count; ++index) meet(index);
+    }
+    return least;
+  }
+  /// Its index; `others` falls to the least of the rest.
   template <class KeyOf>
   static std::uint32_t least_in(std::uint32_t group, std::uint32_t count, Key& others,
                                 KeyOf&& key_of) noexcept {
@@ -171,19 +232,15 @@ class LowerBoundTree {
   /// The nodes above a group of keys become the least bounds below them.
   template <class BoundOf>
   void correct(std::uint32_t group, BoundOf&& bound_of) noexcept {
-    Key above = least_of(group, shape_.size(), bound_of);
+    Key above = least_in(group, shape_.size(), bound_of).key;
     for (std::uint32_t level = 0; level < shape_.levels(); ++level) {
       Key* nodes = nodes_ + shape_.begin(level);
       nodes[group] = above;
       group /= fan_out;
-      above = least_of(group, shape_.count(level), [&](std::uint32_t node) { return nodes[node]; });
+      above =
+          least_in(group, shape_.count(level), [&](std::uint32_t node) { return nodes[node]; }).key;
     }
     root_ = above;
-  }
-  template <class KeyOf>
-  static Key least_of(std::uint32_t group, std::uint32_t count, KeyOf&& key_of) noexcept {
-    Key others;
-    return key_of(least_in(group, count, others, key_of));
   }
 
   const TreeShape& shape_;

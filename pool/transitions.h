@@ -133,6 +133,11 @@ inline void BlockPool::push_clean(PageClass& page_class, Place place) noexcept {
 /// A live block became clean; its record says so already.
 inline void BlockPool::live_to_clean(PageClass& page_class, Place place) noexcept {
   HugeBlock& huge = huge_[place.huge];
+  if (page_class.ratio == 1) {  // it has no lists
+    huge.live = 0;
+    --page_class.claimed;
+    return push_empty(place.huge);
+  }
   push_clean(page_class, place);
   if (--huge.live == 0) return leave_claimed(page_class, place.huge);
   if (clean_in(page_class, huge) == 1) page_class.clean[huge.fate].insert_first(place.huge);
@@ -196,6 +201,23 @@ inline void BlockPool::drop_commit(LeafState& leaf, Place place) noexcept {
   cached_to_clean(*leaf.page_class, place);
 }
 
+/// The next `count` clean blocks of a huge block whose class has this ratio, above 1, become live.
+/// Counting them is the caller's business.
+inline void BlockPool::draw_clean(LeafId leaf, std::uint32_t huge, std::uint32_t ratio,
+                                  std::uint32_t count, BlockId* out) noexcept {
+  Block* const blocks = blocks_of(huge);
+  const std::uint32_t first_id = huge * ratio + 1;
+  std::uint32_t next = links_[huge].first_clean;
+  for (; count != 0; --count) {
+    const std::uint32_t index = next & ~fresh;
+    Block& block = blocks[index];
+    next = (next & fresh) != 0 ? next + 1 : static_cast<std::uint32_t>(block.key_low);
+    block.draw(static_cast<std::uint16_t>(leaf.value()));
+    *out++ = BlockId(first_id + index);
+  }
+  links_[huge].first_clean = next;
+}
+
 /// As many clean blocks of a claimed huge block as it has and `out` takes; at least one. Its place
 /// among those with clean blocks is the caller's business.
 inline std::uint32_t BlockPool::take(LeafId leaf, std::uint32_t huge,
@@ -203,26 +225,15 @@ inline std::uint32_t BlockPool::take(LeafId leaf, std::uint32_t huge,
   LeafState& state = leaves_[leaf.value()];
   const PageClass& page_class = *state.page_class;
   HugeBlock& record = huge_[huge];
-  Block* blocks = blocks_of(huge);
-  const std::uint32_t first_id = huge * page_class.ratio + 1;
-  const auto take_one = [&](std::uint32_t index) {
-    blocks[index].references = 1;
-    blocks[index].leaf = static_cast<std::uint16_t>(leaf.value());
-    return BlockId(first_id + index);
-  };
   std::uint32_t taken = 1;
   if (page_class.ratio == 1) {
-    out[0] = take_one(0);
+    Block& block = blocks_of(huge)[0];
+    block.draw(static_cast<std::uint16_t>(leaf.value()));
+    out[0] = BlockId(huge + 1);
   } else {
     const std::uint32_t clean = clean_in(page_class, record);
     taken = out.size() < clean ? static_cast<std::uint32_t>(out.size()) : clean;
-    std::uint32_t next = links_[huge].first_clean;
-    for (std::uint32_t drawn = 0; drawn < taken; ++drawn) {
-      const std::uint32_t index = next & ~fresh;
-      next = (next & fresh) != 0 ? next + 1 : static_cast<std::uint32_t>(blocks[index].key_low);
-      out[drawn] = take_one(index);
-    }
-    links_[huge].first_clean = next;
+    draw_clean(leaf, huge, page_class.ratio, taken, out.data());
   }
   state.live.add(taken);
   record.live += taken;
@@ -239,8 +250,7 @@ inline BlockId BlockPool::take_one(LeafState& state, LeafId leaf, std::uint32_t 
     index = next & ~fresh;
     next = (next & fresh) != 0 ? next + 1 : static_cast<std::uint32_t>(blocks[index].key_low);
   }
-  blocks[index].references = 1;
-  blocks[index].leaf = static_cast<std::uint16_t>(leaf.value());
+  blocks[index].draw(static_cast<std::uint16_t>(leaf.value()));
   ++state.live;
   ++huge_[huge].live;
   return BlockId(huge * ratio + index + 1);

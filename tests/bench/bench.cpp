@@ -7,12 +7,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <limits>
 #include <utility>
 
 namespace bench {
 namespace {
 
-constexpr int repeats = 6;  // the first warms up
+constexpr int repeats = 11;  // the first warms up
 
 double scale_of(const std::string& unit) { return unit == "ms" ? 1e3 : unit == "us" ? 1e6 : 1e9; }
 
@@ -22,14 +23,14 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-/// Median time of one item, in seconds; the first repeat is left out.
-double median(const std::vector<benchmark::BenchmarkReporter::Run>& runs, double items) {
-  std::vector<double> times;
-  for (const auto& run : runs) {
-    times.push_back(run.real_accumulated_time / static_cast<double>(run.iterations) / items);
+/// Least time of one item, in seconds; the first repeat is left out.
+double least(const std::vector<benchmark::BenchmarkReporter::Run>& runs, double items) {
+  double time = std::numeric_limits<double>::infinity();
+  for (std::size_t i = runs.size() > 1 ? 1 : 0; i < runs.size(); ++i) {
+    time = std::min(
+        time, runs[i].real_accumulated_time / static_cast<double>(runs[i].iterations) / items);
   }
-  if (times.size() > 1) times.erase(times.begin());
-  return median(std::move(times));
+  return time;
 }
 
 void print(const std::string& workload, const Figure& figure) {
@@ -54,13 +55,12 @@ class Records : public benchmark::BenchmarkReporter {
   bool ReportContext(const Context&) override { return true; }
 
   void ReportRuns(const std::vector<Run>& runs) override {
-    // Aggregates come in a call of their own; the median here leaves out the warm-up, theirs does
-    // not.
+    // Aggregates come in a call of their own.
     if (runs.front().run_type != Run::RT_Iteration) return;
     const std::string name = runs.front().run_name.function_name;
     const bool is_floor = name.starts_with("floor/");
     const Case& measured = cases_.at(std::stoul(name.substr(name.find('/') + 1)));
-    const double value = median(runs, measured.items) * scale_of(measured.unit);
+    const double value = least(runs, measured.items) * scale_of(measured.unit);
     if (is_floor) {
       floor_ = value;
       return;

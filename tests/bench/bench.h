@@ -65,9 +65,10 @@ class InTurn {
   std::vector<std::vector<double>> seconds_;  // per work, per round
 };
 
-/// The workload of one executable. Times are the median of five repeats after one warm-up, on one
-/// core. Options: `--workload NAME` does nothing unless NAME is this one; `--quick` a hundredth of
-/// the iterations once, to see that it runs.
+/// The workload of one executable. Times are the least of ten repeats after one warm-up, on one
+/// core: what else the machine does, and a clock that it lowers, only ever add to them. Options:
+/// `--workload NAME` does nothing unless NAME is this one; `--quick` a hundredth of the iterations
+/// once, to see that it runs.
 class Suite {
  public:
   Suite(std::string workload, int argc, char** argv);

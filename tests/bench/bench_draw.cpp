@@ -1,6 +1,9 @@
 // Workload "draw": some blocks are held; again and again a pseudo-random one is freed and one
 // drawn.
 //
+// Two pools: the only leaf of a model of full attention, whose huge blocks hold one page each, and
+// a hybrid's leaf of 16 pages to a huge block, where a draw has to find the fullest huge block.
+//
 // The floor is the cheapest pool there could be: a stack of free blocks and a count of references
 // for each, with the same blocks freed in the same order.
 #include <benchmark/benchmark.h>
@@ -20,13 +23,23 @@ namespace {
 
 using namespace kvleaf;
 
-/// A pool of `blocks` blocks of 16 to a huge block, of two leaves as a hybrid model has them.
-BlockPool make_pool(std::uint64_t blocks) {
-  const std::vector<PageSpec> pages = {{.name = "full", .bytes_per_page = 64 << 10},
-                                       {.name = "state", .bytes_per_page = 1 << 20}};
-  return BlockPool(Geometry::by_hand(
-      pages, {.huge_bytes = 1 << 20, .huge_blocks = blocks / 16, .ratios = {16, 1}}));
-}
+struct PoolKind {
+  const char* name;
+  BlockPool (*make)(std::uint64_t blocks);  // of the first leaf
+};
+constexpr PoolKind kinds[] = {
+    {"llama-3.1-70b, its one leaf",
+     [](std::uint64_t blocks) {
+       constexpr std::uint64_t page = 16 * 80 * 2 * 8 * 128 * 2;  // tokens, layers, K and V, bf16
+       const std::vector<PageSpec> pages = {{.name = "full", .bytes_per_page = page}};
+       return BlockPool(plan_geometry((blocks + 1) * page, pages));
+     }},
+    {"two leaves, 16 and 1 pages to a huge block", [](std::uint64_t blocks) {
+       const std::vector<PageSpec> pages = {{.name = "full", .bytes_per_page = 64 << 10},
+                                            {.name = "state", .bytes_per_page = 1 << 20}};
+       return BlockPool(Geometry::by_hand(
+           pages, {.huge_bytes = 1 << 20, .huge_blocks = blocks / 16, .ratios = {16, 1}}));
+     }}};
 
 constexpr LeafId leaf{0};
 
@@ -78,16 +91,16 @@ class LeastPool {
   std::vector<std::uint32_t> references_;
 };
 
-void add_pairs(bench::Suite& suite, std::uint32_t held, std::int64_t pairs) {
+void add_pairs(bench::Suite& suite, const PoolKind& kind, std::uint32_t held, std::int64_t pairs) {
   const std::uint32_t capacity = 2 * held / 16 * 16 + 1600;
   const auto order = std::make_shared<const std::vector<std::uint32_t>>(
       some_order(held, static_cast<std::size_t>(pairs)));
   suite.add(
-      {.name = fmt::format("two leaves, {} blocks of one held", held),
+      {.name = fmt::format("{}, {} held", kind.name, held),
        .metric = "pair_ns",
        .iterations = pairs},
       [=](benchmark::State& state) {
-        BlockPool pool = make_pool(capacity);
+        BlockPool pool = kind.make(capacity);
         auto blocks = draw_held(held, [&] { return pool.allocate(leaf).value(); });
         auto index = order->begin();
         for (auto _ : state) {
@@ -108,17 +121,18 @@ void add_pairs(bench::Suite& suite, std::uint32_t held, std::int64_t pairs) {
       });
 }
 
-void add_batches(bench::Suite& suite, std::uint32_t held, std::int64_t calls) {
+void add_batches(bench::Suite& suite, const PoolKind& kind, std::uint32_t held,
+                 std::int64_t calls) {
   const std::uint32_t capacity = 2 * held / 16 * 16 + 1600;
   const auto order = std::make_shared<const std::vector<std::uint32_t>>(
       some_batches(held, static_cast<std::size_t>(calls)));
   suite.add(
-      {.name = fmt::format("two leaves, {} blocks of one held, calls of 64", held),
+      {.name = fmt::format("{}, {} held, calls of 64", kind.name, held),
        .metric = "pair_ns_batch64",
        .iterations = calls,
        .items = 64},
       [=](benchmark::State& state) {
-        BlockPool pool = make_pool(capacity);
+        BlockPool pool = kind.make(capacity);
         auto blocks = draw_held(held, [&] { return pool.allocate(leaf).value(); });
         std::vector<BlockId> batch(64, null_block);
         auto index = order->begin();
@@ -146,8 +160,10 @@ void add_batches(bench::Suite& suite, std::uint32_t held, std::int64_t calls) {
 
 int main(int argc, char** argv) {
   bench::Suite suite("draw", argc, argv);
-  add_pairs(suite, 1'000, 200'000);
-  add_batches(suite, 1'000, 200'000 / 64);
-  add_pairs(suite, 1'000'000, 1'000'000);
+  for (const PoolKind& kind : kinds) {
+    add_pairs(suite, kind, 1'000, 200'000);
+    add_batches(suite, kind, 1'000, 200'000 / 64);
+    add_pairs(suite, kind, 1'000'000, 1'000'000);
+  }
   return suite.run();
 }
