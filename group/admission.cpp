@@ -236,33 +236,34 @@ void BlockManager::Impl::claim(Request& r, const Found& found, std::uint32_t hit
     if (info.writing == Writing::append) {
       Row& row = r.rows[info.id.value()];
       const std::uint32_t slots = hit / info.tokens_per_page;
-      row.slots.assign(ceil_div(tokens, info.tokens_per_page), null_block);
+      row.slots.clear();
       r.note_change(row, 0);
       row.first = 0;
-      if (!info.tree || tokens == 0) continue;
       const SlotReach reach = info.pattern.slots(tokens, info.tokens_per_page);
-      row.first = std::min(reach.tail_begin, slots);
+      const std::uint32_t held = ceil_div(tokens, info.tokens_per_page);
+      row.slots.reserve(held);
       for (const TreePath::Part& part : found.path.parts) {
-        if (part.first * page >= hit) break;
+        if (!info.tree || part.first * page >= hit) break;
         const BlockId* blocks = tree_->blocks(part.segment, *info.tree);
         if (info.pages == 1) {
-          const auto copy = [&](std::uint32_t begin, std::uint32_t end) {  // pages, absolute
-            begin = std::max(begin, part.first);
-            end = std::min({end, part.first + part.pages, slots});
-            if (begin < end)
-              std::copy(blocks + (begin - part.first), blocks + (end - part.first),
-                        row.slots.begin() + begin);
-          };
-          copy(0, reach.head_end);
-          copy(reach.tail_begin, slots);
+          const std::uint32_t end = std::min(part.first + part.pages, slots);
+          const std::uint32_t head = std::clamp(reach.head_end, part.first, end);
+          const std::uint32_t tail = std::clamp(reach.tail_begin, head, end);
+          row.slots.insert(row.slots.end(), blocks, blocks + (head - part.first));
+          row.slots.resize(tail, null_block);
+          row.slots.insert(row.slots.end(), blocks + (tail - part.first),
+                           blocks + (end - part.first));
           continue;
         }
         std::uint32_t slot = part.first / info.pages;
-        for (std::uint32_t p = (slot + 1) * info.pages - 1; p < part.first + part.pages;
-             p += info.pages, ++slot) {
-          if (slot < slots && reach.contains(slot)) row.slots[slot] = blocks[p - part.first];
+        for (std::uint32_t p = (slot + 1) * info.pages - 1;
+             p < part.first + part.pages && slot < slots; p += info.pages, ++slot) {
+          row.slots.push_back(reach.contains(slot) ? blocks[p - part.first] : null_block);
         }
       }
+      row.slots.resize(held, null_block);
+      if (!info.tree || tokens == 0) continue;
+      row.first = std::min(reach.tail_begin, slots);
       if (with_extra)
         row.slots.back() =
             tree_->block(found.extra_behind.segment, found.extra_behind.pages - 1, *info.tree);
@@ -617,7 +618,7 @@ void BlockManager::Impl::encoder_filled(Request& r) {
     if (!info_[encoders_[i]].leaf->cacheable()) continue;
     for (std::uint32_t slot = 0; slot < node.blocks[i].size(); ++slot) {
       pool_->commit(LeafId{encoders_[i]}, node.blocks[i][slot], {encoder_key | node.id, slot},
-                    value_of(r, info_[encoders_[i]], slot, true));
+                    page_value(r).at(slot, true, info_[encoders_[i]].completes));
     }
   }
 }

@@ -11,18 +11,6 @@
 namespace kvleaf {
 namespace {
 
-// A page's value, most significant first: reachable, used by a kept boundary, priority, proven
-// (asked for at least twice), recency, and depth, deeper pages being worth less.
-constexpr std::uint32_t depth_bits = 16;
-constexpr std::uint32_t recency_bits = 37;
-constexpr Value deepest = (Value{1} << depth_bits) - 1;
-constexpr Value latest = (Value{1} << recency_bits) - 1;
-constexpr Value proven_bit = Value{1} << (depth_bits + recency_bits);
-constexpr std::uint32_t priority_shift = depth_bits + recency_bits + 1;
-constexpr Value kept_bit = Value{1} << (priority_shift + 8);
-constexpr Value reachable_bit = Value{1} << (priority_shift + 9);
-static_assert(priority_shift + 9 == 63, "the parts fill a value");
-
 constexpr std::uint32_t low_bits(std::uint32_t count) noexcept {
   return count >= 32 ? ~0u : (1u << count) - 1;
 }
@@ -34,34 +22,41 @@ constexpr std::uint64_t of_shares = 20;
 
 }  // namespace
 
-Value BlockManager::Impl::value_of(const Request& r, const LeafInfo& leaf, std::uint32_t slot,
-                                   bool kept) const {
-  const Value shallow = deepest - std::min<Value>(slot, deepest);
-  const Value recency = std::min<Value>(clock_, latest) << depth_bits;
-  if (options_.eviction == EvictionOrder::lru) return reachable_bit | recency | shallow;
-  const bool proven = leaf.completes || (std::uint64_t{slot + 1} * leaf.pages <= r.matched &&
-                                         leaf.writing != Writing::write_once);
-  return reachable_bit | (kept ? kept_bit : 0) |
-         Value{static_cast<std::uint32_t>(r.priority + 128)} << priority_shift |
-         (proven ? proven_bit : 0) | recency | shallow;
+PageValue BlockManager::Impl::page_value(const Request& r) const noexcept {
+  return PageValue(options_.eviction, clock_, r.priority);
 }
 
-Value BlockManager::Impl::value_at(const Request& r, const LeafInfo& info, SegmentId segment,
-                                   std::uint32_t page, bool kept) const {
-  const Value value = value_of(r, info, page / info.pages, kept);
-  if (options_.eviction == EvictionOrder::lru || info.completes) return value;
-  return (value & ~proven_bit) | (tree_->proven(segment, page) ? proven_bit : 0);
+bool BlockManager::Impl::proven_by(const Request& r, const LeafInfo& leaf, std::uint32_t slot) {
+  return leaf.completes ||
+         (std::uint64_t{slot + 1} * leaf.pages <= r.matched && leaf.writing != Writing::write_once);
 }
 
-bool BlockManager::Impl::valued_as_proven(Value value) noexcept {
-  return (value & proven_bit) != 0;
+bool BlockManager::Impl::proven_in_tree(const LeafInfo& info, SegmentId segment,
+                                        std::uint32_t page) const {
+  return info.completes || tree_->proven(segment, page);
 }
 
-Value BlockManager::Impl::value_with_kept(const Request& r, const LeafInfo& info, BlockId block,
-                                          std::uint32_t slot, bool kept, Proof proof) const {
-  const Value before = pool_->value(info.id, block);
-  const Value now = value_of(r, info, slot, kept) | (before & kept_bit);
-  return proof == Proof::of_path ? now : (now & ~proven_bit) | (before & proven_bit);
+std::span<const BlockId> BlockManager::Impl::value_given_up(const Request& r, const LeafInfo& info,
+                                                            std::uint32_t first,
+                                                            std::span<const BlockId> blocks,
+                                                            Proof proof) {
+  const PageValue value = page_value(r);
+  KeptRun run;
+  pages_.clear();
+  given_up_.clear();
+  for (std::uint32_t slot = first; const BlockId block : blocks) {
+    const std::uint32_t here = slot++;
+    if (block == null_block) continue;
+    given_up_.push_back(block);
+    const BlockPool::BlockState before = pool_->look(info.id, block);
+    if (!before.committed) continue;
+    if (here >= run.until) run = kept_run(r, info, here);
+    pages_.push(block, value.at(here, run.kept || PageValue::kept(before.value),
+                                proof == Proof::of_path ? proven_by(r, info, here)
+                                                        : PageValue::proven(before.value)));
+  }
+  pool_->revalue_many(info.id, pages_.blocks, pages_.values);
+  return given_up_;
 }
 
 BlockManager::Impl::KeptRun BlockManager::Impl::kept_run(const Request& r, const LeafInfo& leaf,
@@ -165,9 +160,8 @@ void BlockManager::Impl::commit(Request& r) {
 void BlockManager::Impl::commit_run(Request& r, const LeafInfo& info, const PrefixTree::Run& run) {
   Row& row = r.rows[info.id.value()];
   const std::uint32_t leaf = *info.tree;
-  to_commit_.clear();
-  to_commit_keys_.clear();
-  to_commit_values_.clear();
+  const PageValue values = page_value(r);
+  pages_.clear();
   std::uint32_t slot = run.first / info.pages;
   KeptRun kept;
   const std::uint32_t resident = tree_->mask(run.segment, leaf);
@@ -177,7 +171,8 @@ void BlockManager::Impl::commit_run(Request& r, const LeafInfo& info, const Pref
     const BlockId own = row.held(slot);
     if (own == null_block) continue;
     if (slot >= kept.until) kept = kept_run(r, info, slot);
-    Value value = value_at(r, info, run.segment, page, kept.kept);
+    bool keep = kept.kept;
+    bool proven = proven_in_tree(info, run.segment, page);
     if ((resident >> (page - first_page) & 1) != 0) {
       const BlockId theirs = tree_->block(run.segment, page, leaf);
       if (theirs == own || pool_->look(info.id, own).committed) continue;
@@ -198,7 +193,9 @@ void BlockManager::Impl::commit_run(Request& r, const LeafInfo& info, const Pref
         continue;
       }
       // Unreferenced: ours takes its place, and takes over what the page is worth.
-      value |= pool_->value(info.id, theirs) & (kept_bit | proven_bit);
+      const Value before = pool_->value(info.id, theirs);
+      keep = keep || PageValue::kept(before);
+      proven = proven || PageValue::proven(before);
       pool_->uncommit(info.id, theirs);
       ++counters_.twins;
     } else {
@@ -209,11 +206,10 @@ void BlockManager::Impl::commit_run(Request& r, const LeafInfo& info, const Pref
     if (info.ahead)
       tree_->set_ahead_token(run.segment, page,
                              r.tokens[std::size_t{slot + 1} * info.tokens_per_page]);
-    to_commit_.push_back(own);
-    to_commit_keys_.push_back({run.segment.value(), page});
-    to_commit_values_.push_back(value);
+    pages_.push(own, values.at(slot, keep, proven));
+    pages_.keys.push_back({run.segment.value(), page});
   }
-  pool_->commit_many(info.id, to_commit_, to_commit_keys_, to_commit_values_);
+  pool_->commit_many(info.id, pages_.blocks, pages_.keys, pages_.values);
   tree_->set_mark(run.segment, leaf, false);
 }
 
@@ -236,7 +232,8 @@ bool BlockManager::Impl::file_checkpoint(Request& r, std::uint32_t tokens,
     if (!info.tree) continue;
     const BlockId block = blocks[info.kind_index];
     tree_->set_block(segment, page, *info.tree, block);
-    pool_->commit(info.id, block, {segment.value(), page}, value_at(r, info, segment, page, true));
+    pool_->commit(info.id, block, {segment.value(), page},
+                  page_value(r).at(page / info.pages, true, proven_in_tree(info, segment, page)));
     record(Event::Kind::stored, leaf, segment, page);
     filed = true;
   }
@@ -256,7 +253,7 @@ bool BlockManager::Impl::file_checkpoint(Request& r, std::uint32_t tokens,
       if (!info.tree || !tree_->resident(old_segment, old, *info.tree)) continue;
       const BlockId block = tree_->block(old_segment, old, *info.tree);
       unused = unused && pool_->references(info.id, block) == 0 &&
-               !valued_as_proven(pool_->value(info.id, block));
+               !PageValue::proven(pool_->value(info.id, block));
     }
     for (const std::uint32_t leaf : states_) {
       const LeafInfo& info = info_[leaf];
@@ -293,6 +290,7 @@ void BlockManager::Impl::file_checkpoints(Request& r) {
 void BlockManager::Impl::refresh(Request& r, const Found& found, std::uint32_t hit) {
   const std::uint32_t P = options_.page_tokens;
   ++clock_;
+  const PageValue value = page_value(r);
   for (const LeafInfo& info : info_) {
     if (!info.tree) continue;
     if (info.needs_all && hit == found.path.pages * P) continue;  // all of it is claimed
@@ -310,18 +308,21 @@ void BlockManager::Impl::refresh(Request& r, const Found& found, std::uint32_t h
         bits &=
             ~(below(std::min(claimed.head_end, end)) | (below(end) & ~below(claimed.tail_begin)));
       }
-      const BlockId* blocks = tree_->blocks(part.segment, *info.tree);
+      const BlockId* blocks =
+          tree_->blocks(part.segment, *info.tree) + (part.first - tree_->first_page(part.segment));
+      pages_.clear();
       for (; bits != 0; bits &= bits - 1) {
         const auto at = static_cast<std::uint32_t>(std::countr_zero(bits));
         const std::uint32_t page = part.first + at;
         const std::uint32_t slot = page / info.pages;
         if (hit > 0 && (page + 1) * P <= hit && claimed.contains(slot)) continue;
-        const BlockId block = blocks[at + part.first - tree_->first_page(part.segment)];
+        const BlockId block = blocks[at];
         if (slot >= run.until) run = kept_run(r, info, slot);
         const bool kept = run.kept || (found.junction > 0 && junction.contains(slot)) ||
-                          (pool_->look(info.id, block).value & kept_bit) != 0;
-        pool_->revalue(info.id, block, value_at(r, info, part.segment, page, kept));
+                          PageValue::kept(pool_->look(info.id, block).value);
+        pages_.push(block, value.at(slot, kept, proven_in_tree(info, part.segment, page)));
       }
+      pool_->revalue_many(info.id, pages_.blocks, pages_.values);
       tree_->set_mark(part.segment, *info.tree, false);
     }
   }
@@ -337,8 +338,7 @@ void BlockManager::Impl::limit_proven() {
       if (!info.tree || info.completes || !tree_->resident(oldest->segment, page, *info.tree))
         continue;
       const BlockId block = tree_->block(oldest->segment, page, *info.tree);
-      const Value rest = pool_->value(info.id, block) & ~(proven_bit | latest << depth_bits);
-      pool_->revalue(info.id, block, rest | std::min<Value>(clock_, latest) << depth_bits);
+      pool_->revalue(info.id, block, PageValue::unproven(pool_->value(info.id, block), clock_));
     }
   }
 }
@@ -364,7 +364,7 @@ void BlockManager::Impl::mark_unreachable(std::uint32_t leaf, SegmentId segment,
     for (; bits != 0; bits &= bits - 1) {
       const BlockId block =
           tree_->block(at, first + static_cast<std::uint32_t>(std::countr_zero(bits)), *info.tree);
-      pool_->revalue(info.id, block, pool_->value(info.id, block) & ~reachable_bit);
+      pool_->revalue(info.id, block, PageValue::unreachable(pool_->value(info.id, block)));
     }
   };
   if (page + 1 < tree_->first_page(segment) + tree_->pages(segment)) lower(segment, page + 1);

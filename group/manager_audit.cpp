@@ -99,7 +99,7 @@ void BlockManager::Impl::audit() const {
           broken(fmt::format("leaf '{}': a block is filed at page {}, where no page of {} ends",
                              info.leaf->leaf_id(), page, info.pages));
         }
-        if (!info.completes && valued_as_proven(pool_->value(info.id, block)) &&
+        if (!info.completes && PageValue::proven(pool_->value(info.id, block)) &&
             !tree_->proven(segment, page)) {
           broken(
               fmt::format("leaf '{}': block {} of segment {} page {}, which is not proven, is not "

@@ -12,6 +12,7 @@
 #include "kvleaf/group/block_manager.h"
 #include "kvleaf/group/joint_hit.h"
 #include "kvleaf/group/last_writer.h"
+#include "kvleaf/group/page_value.h"
 #include "kvleaf/group/prefix_tree.h"
 #include "kvleaf/group/request.h"
 
@@ -269,27 +270,27 @@ class BlockManager::Impl {
   void file_live_state(Request& r);
   bool file_checkpoint(Request& r, std::uint32_t tokens, std::span<const BlockId> blocks);
   bool kept_boundary(const Request& r, std::uint32_t tokens) const;
-  bool kept_slot(const Request& r, const LeafInfo& leaf, std::uint32_t slot) const {
-    return kept_run(r, leaf, slot).kept;
-  }
   /// Whether a kept boundary uses the slot; slots up to `until` have the same answer.
   struct KeptRun {
     bool kept = false;
     std::uint32_t until = 0;  // exclusive
   };
   KeptRun kept_run(const Request& r, const LeafInfo& leaf, std::uint32_t slot) const;
-  Value value_of(const Request& r, const LeafInfo& leaf, std::uint32_t slot, bool kept) const;
-  /// What a page of the tree is worth when r files it or asks for it.
-  Value value_at(const Request& r, const LeafInfo& leaf, SegmentId segment, std::uint32_t page,
-                 bool kept) const;
-  static bool valued_as_proven(Value value) noexcept;
-  /// What a block that r gives up is worth: what somebody else's boundary needs stays kept.
+  /// What r's pages share of their value now.
+  PageValue page_value(const Request& r) const noexcept;
+  /// Whether a page counts as proven: as r knows its own path, and as the tree does.
+  static bool proven_by(const Request& r, const LeafInfo& leaf, std::uint32_t slot);
+  bool proven_in_tree(const LeafInfo& leaf, SegmentId segment, std::uint32_t page) const;
+  /// r gives up the blocks of slots first, first + 1, …: values those that are findable (what
+  /// somebody else's boundary needs stays kept), and returns all but null ones, valid until the
+  /// next call.
   enum class Proof : std::uint8_t {
     of_path,  // r.matched was just read from the tree
     of_page   // as it was valued before
   };
-  Value value_with_kept(const Request& r, const LeafInfo& leaf, BlockId block, std::uint32_t slot,
-                        bool kept, Proof proof) const;
+  std::span<const BlockId> value_given_up(const Request& r, const LeafInfo& leaf,
+                                          std::uint32_t first, std::span<const BlockId> blocks,
+                                          Proof proof);
   /// After a look-up: what it met is recent, and kept where a junction needs it.
   void refresh(Request& r, const Found& found, std::uint32_t hit);
   /// Proven pages beyond their share of all that are findable count as unproven, the oldest first.
@@ -307,6 +308,7 @@ class BlockManager::Impl {
   void retire(std::unique_ptr<Request> request);
   void leave(Request& r);
   void give_back(Request& r, LeafId leaf, BlockId block);
+  void give_back(Request& r, LeafId leaf, std::span<const BlockId> blocks);
   void give_back_all(Request& r);
   /// The page that token r.planned goes into is findable no more if r alone holds it: r writes into
   /// it, and was not promised a block for a copy.
@@ -315,6 +317,8 @@ class BlockManager::Impl {
   void forget_own(Request& r, std::uint32_t from_tokens);
   /// The block is given up: what was to be done to it first is dropped, and its bytes are nobody's.
   void drop_pending(LeafId leaf, BlockId block);
+  /// Whether any block has something to be done to it first.
+  bool anything_pends() const;
   /// Whether a copy to the block is listed or waits: until its step settles nobody else may rely on
   /// it.
   bool awaits_copy(LeafId leaf, BlockId block) const;
@@ -327,10 +331,26 @@ class BlockManager::Impl {
   std::vector<BlockId> drawn_;             // scratch of serve
   std::vector<std::uint64_t> wanted_;      // scratch of would_fit
   std::vector<BlockId> file_scratch_;      // scratch of file_live_state
-  std::vector<BlockId> leaving_;           // scratch of free_leaving
-  std::vector<BlockId> to_commit_;         // scratch of commit_run
-  std::vector<PageKey> to_commit_keys_;
-  std::vector<Value> to_commit_values_;
+  std::vector<BlockId> given_up_;          // of value_given_up
+  struct {
+    std::vector<BlockId> blocks;
+    std::vector<Value> values;
+    std::vector<PageKey> keys;
+    void reserve(std::size_t count) {
+      blocks.reserve(count);
+      values.reserve(count);
+      keys.reserve(count);
+    }
+    void clear() {
+      blocks.clear();
+      values.clear();
+      keys.clear();
+    }
+    void push(BlockId block, Value value) {
+      blocks.push_back(block);
+      values.push_back(value);
+    }
+  } pages_;      // scratch of whoever values many pages
   Found found_;  // scratch of answer
 };
 

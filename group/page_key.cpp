@@ -17,19 +17,6 @@ namespace {
 using Parts = std::array<std::span<const std::byte>, 3>;
 
 XXH128_hash_t hash_of(std::uint64_t seed, const Parts& parts) {
-  // The parts in one piece give the same hash as one after another, and most pages are small: the
-  // state of a stream costs more than their bytes.
-  std::size_t size = 0;
-  for (const auto part : parts) size += part.size();
-  std::array<std::byte, 1024> whole;
-  if (size <= whole.size()) {
-    std::byte* end = whole.data();
-    for (const auto part : parts) {
-      if (!part.empty()) std::memcpy(end, part.data(), part.size());
-      end += part.size();
-    }
-    return XXH3_128bits_withSeed(whole.data(), size, seed);
-  }
   XXH3_state_t state{};  // g++ 12 cannot see that reset fills it
   XXH3_128bits_reset_withSeed(&state, seed);
   for (const auto part : parts) XXH3_128bits_update(&state, part.data(), part.size());
@@ -42,6 +29,29 @@ PageDigest xxh3(std::uint64_t seed, const Parts& parts) {
   PageDigest digest;
   std::memcpy(digest.data(), canonical.digest, digest.size());
   return digest;
+}
+
+/// A chain of pages without extra keys: the same digests. A key goes from page to page in two
+/// registers, in the byte order of a digest: read back from memory as one piece it would wait for
+/// its two halves to be written.
+template <std::size_t page_bytes>  // 0: `bytes`
+void xxh3_chain(std::uint64_t seed, const PageDigest& parent, const std::byte* tokens,
+                std::size_t bytes, std::span<PageDigest> out) {
+  constexpr std::size_t most = 1024;
+  if constexpr (page_bytes != 0) bytes = page_bytes;
+  alignas(64) std::array<std::byte, sizeof(PageDigest) + (page_bytes != 0 ? page_bytes : most)>
+      whole;
+  std::array<std::uint64_t, 2> key;
+  std::memcpy(key.data(), parent.data(), sizeof key);
+  for (PageDigest& digest : out) {
+    std::memcpy(whole.data(), &key[0], 8);
+    std::memcpy(whole.data() + 8, &key[1], 8);
+    std::memcpy(whole.data() + sizeof key, tokens, bytes);
+    tokens += bytes;
+    const XXH128_hash_t hash = XXH3_128bits_withSeed(whole.data(), sizeof key + bytes, seed);
+    key = {XXH_swap64(hash.high64), XXH_swap64(hash.low64)};  // canonical: big endian, high first
+    std::memcpy(digest.data(), key.data(), sizeof key);
+  }
 }
 
 PageDigest sha256(std::uint64_t seed, const Parts& parts) {
@@ -95,6 +105,24 @@ PageDigest PageHasher::page(const PageDigest& parent, std::span<const Token> tok
                             std::string_view extra) const {
   const Parts parts{std::as_bytes(std::span(parent)), std::as_bytes(tokens), bytes_of(extra)};
   return digest_of(hash_, seed_, parts);
+}
+
+void PageHasher::pages(const PageDigest& parent, std::span<const Token> tokens,
+                       std::span<PageDigest> out) const {
+  if (out.empty()) return;
+  const std::size_t page_tokens = tokens.size() / out.size();
+  const std::size_t bytes = page_tokens * sizeof(Token);
+  const auto* const first = reinterpret_cast<const std::byte*>(tokens.data());
+  if (hash_ == KeyHash::xxh3_128 && bytes == 16 * sizeof(Token)) {
+    return xxh3_chain<16 * sizeof(Token)>(seed_, parent, first, bytes, out);
+  }
+  if (hash_ == KeyHash::xxh3_128 && bytes <= 1024) {
+    return xxh3_chain<0>(seed_, parent, first, bytes, out);
+  }
+  PageDigest above = parent;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    above = out[i] = page(above, tokens.subspan(i * page_tokens, page_tokens), {});
+  }
 }
 
 }  // namespace kvleaf

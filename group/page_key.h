@@ -26,6 +26,9 @@ class PageHasher {
   /// The key of a page behind `parent`. `extra` is empty for most pages.
   PageDigest page(const PageDigest& parent, std::span<const Token> tokens,
                   std::string_view extra) const;
+  /// The keys of out.size() pages behind `parent`, without extra keys; tokens.size() is a multiple.
+  void pages(const PageDigest& parent, std::span<const Token> tokens,
+             std::span<PageDigest> out) const;
 
  private:
   KeyHash hash_ = KeyHash::xxh3_128;

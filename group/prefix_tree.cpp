@@ -104,15 +104,30 @@ std::uint64_t PrefixTree::child_hash(SegmentId parent, const Token* page,
 
 SegmentId PrefixTree::find_child(SegmentId parent, const Token* page,
                                  const std::string* extra) const noexcept {
-  const std::uint64_t hash = child_hash(parent, page, extra);
-  for (std::uint32_t i = buckets_[hash & (buckets_.size() - 1)]; i != none;
-       i = segments_[i].next_in_bucket) {
-    const Segment& s = segments_[i];
-    if (s.hash != hash || s.parent != parent.value()) continue;
-    if (std::memcmp(tokens(s), page, options_.page_tokens * sizeof(Token)) != 0) continue;
-    if (same(extra_of(s.extras.get(), s.first), extra)) return SegmentId{i};
+  SegmentId child = likely_child(parent, page, extra);
+  while (child.value() != none) {
+    const Segment& s = at(child);
+    if (std::memcmp(tokens(s), page, options_.page_tokens * sizeof(Token)) == 0 &&
+        same(extra_of(s.extras.get(), s.first), extra)) {
+      return child;
+    }
+    child = likely_child(s.next_in_bucket, s.hash, parent);
   }
-  return SegmentId{none};
+  return child;
+}
+
+/// The first under this hash, from segment `from` of its bucket on: nearly always the one.
+SegmentId PrefixTree::likely_child(std::uint32_t from, std::uint64_t hash,
+                                   SegmentId parent) const noexcept {
+  while (from != none && (segments_[from].hash != hash || segments_[from].parent != parent.value()))
+    from = segments_[from].next_in_bucket;
+  return SegmentId{from};
+}
+
+SegmentId PrefixTree::likely_child(SegmentId parent, const Token* page,
+                                   const std::string* extra) const noexcept {
+  const std::uint64_t hash = child_hash(parent, page, extra);
+  return likely_child(buckets_[hash & (buckets_.size() - 1)], hash, parent);
 }
 
 std::uint32_t PrefixTree::equal_pages(const Segment& s, std::uint32_t skip, const Token* asked,
@@ -138,32 +153,49 @@ std::uint32_t PrefixTree::equal_pages(const Segment& s, std::uint32_t skip, cons
   return equal;
 }
 
+void PrefixTree::fetch(const Segment& s) const noexcept {
+  constexpr std::size_t line = 64;
+  const std::size_t used =
+      layouts_[s.size_class].tokens + std::size_t{s.pages} * options_.page_tokens * sizeof(Token);
+  for (std::size_t at = 0; at < used; at += line) __builtin_prefetch(s.chunk + at);
+}
+
 void PrefixTree::match(SegmentId root, std::span<const Token> asked, const PageExtras& extras,
                        std::uint32_t max_pages, TreePath& out) const {
   out.clear();
   const std::uint32_t P = options_.page_tokens;
   const auto pages = static_cast<std::uint32_t>(std::min<std::size_t>(asked.size() / P, max_pages));
+  // A long path is as fast as its segments come out of memory: while one's tokens are compared, the
+  // one that will follow if they are equal is on its way.
+  const auto likely_behind = [&](SegmentId parent, std::uint32_t behind) {
+    if (behind >= pages) return SegmentId{none};
+    const SegmentId likely = likely_child(
+        parent, asked.data() + static_cast<std::size_t>(behind) * P, extra_of(&extras, behind));
+    if (likely.value() != none) fetch(at(likely));
+    return likely;
+  };
   SegmentId parent = root;
-  while (out.pages < pages) {
+  SegmentId child = likely_behind(root, 0);
+  while (child.value() != none) {
     const Token* next = asked.data() + static_cast<std::size_t>(out.pages) * P;
-    const SegmentId child = find_child(parent, next, extra_of(&extras, out.pages));
-    if (child.value() == none) {
-      out.left_path = at(parent).first_child != none;
-      return;
+    SegmentId likely = likely_behind(child, out.pages + at(child).pages);
+    std::uint32_t equal = equal_pages(at(child), 0, next, pages - out.pages, out.pages, extras);
+    if (equal == 0) {  // another page of the same hash
+      child = find_child(parent, next, extra_of(&extras, out.pages));
+      if (child.value() == none) break;
+      likely = likely_behind(child, out.pages + at(child).pages);
+      equal = equal_pages(at(child), 0, next, pages - out.pages, out.pages, extras);
     }
-    const Segment& s = at(child);
-    // The next segment will be asked for right after this one is compared; its tokens are the only
-    // large read, so let this one's blocks come while the comparison runs.
-    __builtin_prefetch(s.chunk);
-    const std::uint32_t equal = equal_pages(s, 0, next, pages - out.pages, out.pages, extras);
     out.parts.push_back({child, out.pages, equal});
     out.pages += equal;
-    if (equal < s.pages) {
+    if (equal < at(child).pages) {
       out.left_path = out.pages < pages;
       return;
     }
     parent = child;
+    child = likely;
   }
+  out.left_path = out.pages < pages && at(parent).first_child != none;
 }
 
 PrefixTree::Common PrefixTree::common_tokens(TreeCursor cursor,
@@ -396,22 +428,28 @@ void PrefixTree::append_pages(SegmentId id, const Token* pages, std::uint32_t co
   std::memcpy(tokens(s) + static_cast<std::size_t>(s.pages) * P, pages,
               static_cast<std::size_t>(count) * P * sizeof(Token));
   if (options_.ahead_tokens) std::memset(ahead(s) + s.pages, 0, count * sizeof(Token));
-  for (std::uint32_t i = 0; i < count; ++i) {
-    const std::uint32_t page = s.first + s.pages + i;
-    const std::string* extra = extra_of(&extras, page);
-    if (extra != nullptr) {
-      if (s.extras == nullptr) s.extras = std::make_unique<PageExtras>();
-      s.extras->push_back({page, *extra});
-    }
-    if (options_.page_keys) {
-      const std::uint32_t in_segment = s.pages + i;
-      const Segment& up = segments_[s.parent];
-      const PageDigest above = in_segment > 0 ? keys(s)[in_segment - 1]
-                               : up.root      ? keys(up)[0]
-                                              : keys(up)[up.pages - 1];
-      keys(s)[in_segment] =
-          options_.hasher.page(above, std::span(pages + static_cast<std::size_t>(i) * P, P),
-                               extra != nullptr ? *extra : "");
+  const auto extra_at = [&](std::uint32_t i) { return extra_of(&extras, s.first + s.pages + i); };
+  for (std::uint32_t i = 0; i < count && !extras.empty(); ++i) {
+    const std::string* extra = extra_at(i);
+    if (extra == nullptr) continue;
+    if (s.extras == nullptr) s.extras = std::make_unique<PageExtras>();
+    s.extras->push_back({s.first + s.pages + i, *extra});
+  }
+  if (options_.page_keys) {
+    const Segment& up = segments_[s.parent];
+    PageDigest above = s.pages > 0 ? keys(s)[s.pages - 1] : keys(up)[up.root ? 0 : up.pages - 1];
+    const std::span<PageDigest> made(keys(s) + s.pages, count);
+    for (std::uint32_t i = 0; i < count;) {  // those with an extra key one by one, others in runs
+      std::uint32_t end = i;
+      while (end < count && extra_at(end) == nullptr) ++end;
+      const std::span<const Token> asked(pages, std::size_t{count} * P);
+      options_.hasher.pages(above, asked.subspan(std::size_t{i} * P, std::size_t{end - i} * P),
+                            made.subspan(i, end - i));
+      if (end > i) above = made[end - 1];
+      if (end < count)
+        above = made[end] =
+            options_.hasher.page(above, asked.subspan(std::size_t{end} * P, P), *extra_at(end));
+      i = end + 1;
     }
   }
   s.pages = static_cast<std::uint8_t>(s.pages + count);

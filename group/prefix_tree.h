@@ -248,6 +248,10 @@ class PrefixTree {
                            const std::string* extra) const noexcept;
   SegmentId find_child(SegmentId parent, const Token* page,
                        const std::string* extra) const noexcept;
+  SegmentId likely_child(std::uint32_t from, std::uint64_t hash, SegmentId parent) const noexcept;
+  SegmentId likely_child(SegmentId parent, const Token* page,
+                         const std::string* extra) const noexcept;
+  void fetch(const Segment& s) const noexcept;
   SegmentId new_segment();
   void resize_chunk(Segment& s, std::uint32_t pages);
   void move_pages(const Segment& from, std::uint32_t skip, const Segment& to,

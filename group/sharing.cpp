@@ -28,7 +28,8 @@ std::unique_ptr<Request> BlockManager::Impl::make_request(RequestId id) {
       const ReserveOptions most{false, options_.max_step_tokens};
       request->rows[leaf].leaving.reserve(
           info.leaf->blocks_to_reserve(slots, info.tokens_per_page, most));
-      leaving_.reserve(request->rows[leaf].leaving.capacity());
+      given_up_.reserve(request->rows[leaf].leaving.capacity());
+      pages_.reserve(request->rows[leaf].leaving.capacity());
     }
   } else {
     request = std::move(spare_.back());
@@ -90,13 +91,24 @@ void BlockManager::Impl::leave(Request& r) {
 }
 
 void BlockManager::Impl::give_back(Request& r, LeafId leaf, BlockId block) {
+  give_back(r, leaf, {&block, 1});
+}
+
+void BlockManager::Impl::give_back(Request& r, LeafId leaf, std::span<const BlockId> blocks) {
   if (r.in_flight > 0) {
     if (StepRecord* record = record_of(std::min(r.last_step, next_step_ - 1)); record != nullptr) {
-      record->returning.emplace_back(leaf, block);
+      for (const BlockId block : blocks) record->returning.emplace_back(leaf, block);
       return;
     }
   }
-  pool_->free(leaf, block);
+  pool_->free_many(leaf, blocks);
+}
+
+bool BlockManager::Impl::anything_pends() const {
+  bool any = !pending_copies_.empty() || !pending_fills_.empty();
+  for (std::uint64_t step = first_step_; step < next_step_ && !any; ++step)
+    any = !steps_[step % steps_.size()].held_copies.empty();
+  return any;
 }
 
 bool BlockManager::Impl::awaits_copy(LeafId leaf, BlockId block) const {
@@ -137,27 +149,23 @@ void BlockManager::Impl::give_back_all(Request& r) {
   ++clock_;
   if (caching_ && r.publish && options_.eviction == EvictionOrder::value)
     r.matched = tree_->refresh_proven(r.cursor);
+  const bool pends = anything_pends();
   for (const std::uint32_t leaf : text_) {
     const LeafInfo& info = info_[leaf];
-    Row& row = r.rows[leaf];
-    const auto give = [&](std::uint32_t slot, BlockId block) {
-      if (block == null_block) return;
-      if (pool_->committed(info.id, block)) {
-        pool_->revalue(
-            info.id, block,
-            value_with_kept(r, info, block, slot, kept_slot(r, info, slot), Proof::of_path));
+    const Row& row = r.rows[leaf];
+    const auto give = [&](std::uint32_t first, std::span<const BlockId> blocks) {
+      const std::span<const BlockId> given = value_given_up(r, info, first, blocks, Proof::of_path);
+      if (pends) {
+        for (const BlockId block : given) drop_pending(info.id, block);
       }
-      drop_pending(info.id, block);
-      give_back(r, info.id, block);
+      give_back(r, info.id, given);
     };
-    for (std::size_t i = 0; i < row.leaving.size(); ++i)
-      give(static_cast<std::uint32_t>(row.leaving_first + i), row.leaving[i]);
-    const auto head =
-        std::min<std::uint32_t>(ceil_div(info.pattern.head(), info.tokens_per_page), row.first);
-    for (std::uint32_t slot = 0; slot < std::min<std::size_t>(head, row.slots.size()); ++slot)
-      give(slot, row.slots[slot]);
-    for (std::uint32_t slot = row.first; slot < row.slots.size(); ++slot)
-      give(slot, row.slots[slot]);
+    const std::span<const BlockId> slots(row.slots);
+    const std::size_t first = std::min<std::size_t>(row.first, slots.size());
+    give(static_cast<std::uint32_t>(row.leaving_first), row.leaving);
+    give(0, slots.first(
+                std::min<std::size_t>(ceil_div(info.pattern.head(), info.tokens_per_page), first)));
+    give(row.first, slots.subspan(first));
   }
   for (const std::uint32_t leaf : states_) {
     State& state = r.states[info_[leaf].kind_index];
@@ -184,7 +192,8 @@ void BlockManager::Impl::give_back_all(Request& r) {
       for (std::uint32_t slot = 0; slot < node.blocks[i].size(); ++slot) {
         const BlockId block = node.blocks[i][slot];
         if (pool_->committed(LeafId{encoders_[i]}, block)) {
-          pool_->revalue(LeafId{encoders_[i]}, block, value_of(r, info_[encoders_[i]], slot, true));
+          pool_->revalue(LeafId{encoders_[i]}, block,
+                         page_value(r).at(slot, true, info_[encoders_[i]].completes));
         }
         give_back(r, LeafId{encoders_[i]}, block);
       }

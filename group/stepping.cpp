@@ -502,22 +502,10 @@ void BlockManager::Impl::free_leaving(Request& r) {
     Row& row = r.rows[leaf];
     if (row.leaving.empty()) continue;
     const std::uint32_t passed = info.pattern.slots(r.computed, info.tokens_per_page).tail_begin;
-    std::size_t count = 0;
-    KeptRun run;
-    leaving_.clear();
-    while (count < row.leaving.size() && row.leaving_first + count < passed) {
-      const BlockId block = row.leaving[count];
-      const auto slot = static_cast<std::uint32_t>(row.leaving_first + count);
-      ++count;
-      if (block == null_block) continue;
-      if (pool_->look(info.id, block).committed) {
-        if (slot >= run.until) run = kept_run(r, info, slot);
-        pool_->revalue(info.id, block,
-                       value_with_kept(r, info, block, slot, run.kept, Proof::of_page));
-      }
-      leaving_.push_back(block);
-    }
-    pool_->free_many(info.id, leaving_);
+    const std::size_t count = std::min<std::size_t>(
+        row.leaving.size(), passed > row.leaving_first ? passed - row.leaving_first : 0);
+    pool_->free_many(info.id, value_given_up(r, info, static_cast<std::uint32_t>(row.leaving_first),
+                                             std::span(row.leaving).first(count), Proof::of_page));
     row.leaving.erase(row.leaving.begin(),
                       row.leaving.begin() + static_cast<std::ptrdiff_t>(count));
     row.leaving_first += static_cast<std::uint32_t>(count);

@@ -524,8 +524,12 @@ void BlockPool::free_many(LeafId leaf, std::span<const BlockId> blocks) {
 void BlockPool::take_again(LeafState& leaf, Place place) noexcept {
   Block& block = block_at(place);
   if (block.references++ != 0) return;
-  if (block.is(Block::committed)) return cached_to_live(leaf, place.huge, 1);
   PageClass& page_class = *leaf.page_class;
+  if (block.is(Block::committed)) {
+    ++leaf.live;
+    --leaf.cached;
+    return cached_to_live(page_class, place.huge, 1);
+  }
   HugeBlock& huge = huge_[place.huge];
   const HugeState before = huge.state();
   if (before == HugeState::empty) {

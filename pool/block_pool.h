@@ -157,6 +157,7 @@ class BlockPool {
                    std::span<const Value> values = {});
   /// A committed block's place in the order of eviction.
   void revalue(LeafId leaf, BlockId block, Value value);
+  void revalue_many(LeafId leaf, std::span<const BlockId> blocks, std::span<const Value> values);
   Value value(LeafId leaf, BlockId block) const;
   /// Another key for a committed block, its value unchanged (a segment was split).
   void rekey(LeafId leaf, BlockId block, PageKey key);
@@ -353,7 +354,7 @@ class BlockPool {
   void live_to_clean(PageClass& page_class, Place place) noexcept;
   void cached_to_clean(PageClass& page_class, Place place) noexcept;
   void release(LeafState& leaf, Place place) noexcept;
-  void cached_to_live(LeafState& leaf, std::uint32_t huge, std::uint32_t count) noexcept;
+  void cached_to_live(PageClass& page_class, std::uint32_t huge, std::uint32_t count) noexcept;
   void forget(Place place) noexcept;
   void drop_commit(LeafState& leaf, Place place) noexcept;
 

@@ -35,49 +35,64 @@ void BlockPool::touch_many(LeafId leaf, std::span<const BlockId> blocks,
                            std::optional<Value> value) {
   require(Work::ready, "touch");
   LeafState& state = state_of(leaf);
-  // Blocks that become live are counted once per run of them in one huge block.
+  const auto leaf_number = static_cast<std::uint16_t>(leaf.value());
+  const std::uint32_t ratio = state.divider.ratio();
+  // Huge blocks are told once per run of blocks in them that became live, the leaf once.
   std::uint32_t huge = 0;
-  std::uint32_t run = 0;
+  std::uint32_t in_huge = 0;
+  std::uint64_t now_live = 0;
   const auto end_run = [&] {
-    if (run != 0) cached_to_live(state, huge, std::exchange(run, 0));
+    if (in_huge == 0) return;
+    now_live += in_huge;
+    cached_to_live(*state.page_class, huge, std::exchange(in_huge, 0));
   };
   // The blocks of a long prefix may lie anywhere: their records are asked for ahead of time.
-  constexpr std::size_t ahead = 16;
+  constexpr std::size_t ahead = 24;
   const auto fetch = [&](std::size_t at) {
     if (at >= blocks.size() || blocks[at].value() - 1 >= state.blocks) return;
     const Place place = place_of(state, blocks[at]);
     __builtin_prefetch(&block_at(place), 1);
     __builtin_prefetch(&huge_[place.huge], 1);
-    if (!links_.empty()) __builtin_prefetch(&links_[place.huge], 1);
   };
   const bool many = blocks.size() > ahead;
   for (std::size_t at = 0; many && at < ahead; ++at) fetch(at);
   bool valued = value.has_value();
-  for (std::size_t done = 0; done < blocks.size(); ++done) {
-    if (many) fetch(done + ahead);
-    const BlockId block = blocks[done];
-    if (block.value() - 1 < state.blocks) [[likely]] {
-      const Place place = place_of(state, block);
-      Block& record = block_at(place);
-      if (record.leaf == leaf.value() && !record.clean() && record.references != ~std::uint32_t{0})
-          [[likely]] {
-        valued = valued || record.is(Block::timed);
-        if (record.references++ == 0) {
-          if (place.huge != huge) end_run();
-          huge = place.huge;
-          ++run;
-        }
-        continue;
-      }
+  std::size_t done = 0;
+  while (done < blocks.size()) {
+    const std::uint32_t first = blocks[done].value();
+    if (first - 1 >= state.blocks) break;
+    const Place place = place_of(state, blocks[done]);
+    if (place.huge != huge) end_run();
+    huge = place.huge;
+    // As many as lie one behind the other in it.
+    const Block* const begin = &block_at(place);
+    const std::size_t most = std::min<std::size_t>(blocks.size() - done, ratio - place.index);
+    std::uint16_t flags = 0;
+    Block* record = &block_at(place);
+    for (std::size_t n = 0; n < most && blocks[done + n].value() == first + n; ++n, ++record) {
+      const std::uint32_t references = record->references;
+      if (record->leaf != leaf_number || record->clean() || references == ~std::uint32_t{0}) break;
+      flags |= record->flags;
+      in_huge += references == 0 ? 1 : 0;
+      record->references = references + 1;
     }
-    end_run();
+    if (record == begin) break;
+    valued = valued || (flags & Block::timed) != 0;
+    const std::size_t next = done + static_cast<std::size_t>(record - begin);
+    if (many) fetch(next + ahead - 1);
+    done = next;
+  }
+  end_run();
+  state.live.add(now_live);
+  state.cached.add(-now_live);
+  if (done != blocks.size()) {
+    const BlockId refused = blocks[done];
     while (done-- > 0) {
       const Place place = place_of(state, blocks[done]);
       if (--block_at(place).references == 0) release(state, place);
     }
-    refuse_block("touch", leaf, block);
+    refuse_block("touch", leaf, refused);
   }
-  end_run();
   if (!valued) return;
   std::uint32_t raised = FullestFirst::none;  // the huge block whose worth was seen to last
   for (const BlockId block : blocks) {
@@ -166,11 +181,25 @@ void BlockPool::require_new_key(const char* call, LeafId leaf, BlockId block, Pa
 }
 
 void BlockPool::revalue(LeafId leaf, BlockId block, Value value) {
+  revalue_many(leaf, {&block, 1}, {&value, 1});
+}
+
+void BlockPool::revalue_many(LeafId leaf, std::span<const BlockId> blocks,
+                             std::span<const Value> values) {
   require(Work::telling, "revalue");
   LeafState& state = state_of(leaf);
-  const Place place = committed_place("revalue", state, leaf, block);
-  block_at(place).flags &= static_cast<std::uint16_t>(~Block::timed);
-  set_value(state, place, value);
+  if (values.size() != blocks.size()) {
+    throw InvalidArgument(
+        fmt::format("revalue: {} blocks, {} values", blocks.size(), values.size()));
+  }
+  for (const BlockId block : blocks) {
+    if (!look(leaf, block).committed) refuse_block("revalue", leaf, block);
+  }
+  for (std::size_t index = 0; index < blocks.size(); ++index) {
+    const Place place = place_of(state, blocks[index]);
+    block_at(place).flags &= static_cast<std::uint16_t>(~Block::timed);
+    set_value(state, place, values[index]);
+  }
 }
 
 Value BlockPool::value(LeafId leaf, BlockId block) const {

@@ -171,13 +171,11 @@ inline void BlockPool::release(LeafState& leaf, Place place) noexcept {
   file_huge(page_class, place.huge);
 }
 
-/// `count` cached blocks of one huge block became live.
-inline void BlockPool::cached_to_live(LeafState& leaf, std::uint32_t huge,
+/// `count` cached blocks of one huge block became live; the leaf's counts are the caller's
+/// business.
+inline void BlockPool::cached_to_live(PageClass& page_class, std::uint32_t huge,
                                       std::uint32_t count) noexcept {
-  PageClass& page_class = *leaf.page_class;
   HugeBlock& record = huge_[huge];
-  leaf.live.add(count);
-  leaf.cached.add(-std::uint64_t{count});
   const bool was_idle = record.live == 0;
   if (was_idle) leave_idle(page_class, huge);
   record.live += count;

@@ -208,6 +208,25 @@ TEST_CASE("K-06 keys of pages: a seed of its own, or the same everywhere") {
   CHECK(chain(PageHasher(KeyHash::sha256, 0)) != chain(PageHasher(KeyHash::sha256, 1)));
 }
 
+TEST_CASE("the keys of many pages at once are those of one page after another") {
+  std::vector<Token> tokens(5 * 300);
+  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<Token>(i * i % 1009);
+  for (const KeyHash hash : {KeyHash::xxh3_128, KeyHash::sha256}) {
+    const PageHasher hasher(hash, 0x0123456789abcdef);
+    for (const std::size_t page : {1, 4, 16, 60, 64, 252, 300}) {  // tokens; 252: 1,024 bytes
+      CAPTURE(page);
+      const std::span<const Token> asked = std::span(tokens).first(5 * page);
+      std::vector<PageDigest> keys(5);
+      PageDigest key = hasher.root("salt", "");
+      hasher.pages(key, asked, keys);
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        key = hasher.page(key, asked.subspan(i * page, page), "");
+        CHECK(keys[i] == key);
+      }
+    }
+  }
+}
+
 TEST_CASE("K-07 keys tell extras, parents and tokens apart") {
   const PageHasher hasher(KeyHash::sha256, 0);
   const std::vector<Token> tokens{1, 2, 3, 4};
