@@ -142,6 +142,32 @@ std::int32_t last_page_tokens(const RowDelta& delta, std::uint32_t tokens_per_pa
   return static_cast<std::int32_t>((tokens - 1) % tokens_per_page + 1);
 }
 
+/// Moves of entries, joined where neighbours go the same distance: most rows of a batch shift as
+/// the one before them does.
+class JoinedMoves {
+ public:
+  explicit JoinedMoves(IndexArray& entries) : entries_(entries) {}
+  void add(std::int64_t from, std::int64_t to, std::int64_t count) noexcept {
+    const bool same_distance = count_ > 0 && from - to == from_ - to_;
+    if (same_distance && from == from_ + count_) {
+      count_ += count;
+    } else if (same_distance && from + count == from_) {
+      from_ = from, to_ = to, count_ += count;
+    } else {
+      run();
+      from_ = from, to_ = to, count_ = count;
+    }
+  }
+  void run() noexcept {
+    entries_.move(from_, to_, count_);
+    count_ = 0;
+  }
+
+ private:
+  IndexArray& entries_;
+  std::int64_t from_ = 0, to_ = 0, count_ = 0;
+};
+
 }  // namespace
 
 CsrTable::CsrTable(const std::string& leaf, std::uint32_t tokens_per_page, const StagedArrays& into)
@@ -205,18 +231,21 @@ void CsrTable::update(RowDeltas rows) {
   // are moved in place: first those that go left, from the left, then those that go right, from the
   // right. So none is written over before it was moved: kept slots lie in the same order before and
   // after, and none of a row's new places reaches into what a row still waiting for its turn keeps.
+  JoinedMoves moves(indices_);
   std::int64_t total = 0;
   for (std::int64_t i = 0; i < batch; ++i) {
     const std::int64_t old_begin = indptr_.get(i);
-    if (total < old_begin) indices_.move(old_begin, total, kept_slots(rows[i]));
+    if (total < old_begin) moves.add(old_begin, total, kept_slots(rows[i]));
     total += csr_length(rows[i]);
   }
+  moves.run();
   std::int64_t begin = total;
   for (std::int64_t i = batch - 1; i >= 0; --i) {
     const std::int64_t old_begin = indptr_.get(i);
     begin -= csr_length(rows[i]);
-    if (begin > old_begin) indices_.move(old_begin, begin, kept_slots(rows[i]));
+    if (begin > old_begin) moves.add(old_begin, begin, kept_slots(rows[i]));
   }
+  moves.run();
 
   for (std::int64_t i = 0; i < batch; ++i) {  // begin is 0 again
     const std::int64_t kept = kept_slots(rows[i]);

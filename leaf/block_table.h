@@ -34,6 +34,9 @@ class DenseTable {
 /// null block with one token in it. Plans do not say how many tokens a row has, so a full write
 /// takes the last page for full. Entries of indices behind indptr[batch] belong to nobody: a full
 /// write zeroes them, an update leaves them.
+///   Kernels that plan on CSR take a row to end where the next one begins, so there can be no room
+/// between rows: one that takes a page shifts all that lie behind it, in a large batch in nearly
+/// every step. An update moves those as they are and reports them as one range.
 class CsrTable {
  public:
   CsrTable(const std::string& leaf, std::uint32_t tokens_per_page, const StagedArrays& into);

@@ -4,9 +4,13 @@
 // The floor writes one entry per row and leaf of tables that large. Beside it, what a device is
 // sent for a step of the tables: 4 bytes for each entry that a page taken or let go of changes, at
 // any length.
+//
+// Tables as CSR have no room between rows, so a row that takes a page shifts all that lies behind
+// it, in nearly every step of a large batch. Their floor is that shift, one memmove of the indices.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
+#include <cstring>
 #include <deque>
 #include <iterator>
 #include <memory>
@@ -134,7 +138,26 @@ bench::Round page_of_steps(Floor& floor) {
   };
 }
 
+/// As many steps of shifting CSR indices by an entry.
+struct ShiftFloor {
+  explicit ShiftFloor(std::uint32_t length)
+      : indices(std::size_t{batch} * (length / page) * leaves + page) {}
+  void step() {
+    std::memmove(indices.data() + 1, indices.data(), (indices.size() - 1) * sizeof(std::int32_t));
+    benchmark::ClobberMemory();
+  }
+  std::vector<std::int32_t> indices;
+};
+bench::Round page_of_steps(ShiftFloor& floor) {
+  return [&floor] {
+    return bench::seconds_of([&] {
+      for (std::uint32_t i = 0; i < page; ++i) floor.step();
+    });
+  };
+}
+
 constexpr std::uint32_t lengths[] = {1024, 8192, 131072};
+constexpr std::uint32_t csr_length = 8192;
 
 std::vector<bench::Figure> measure(bool quick) {
   std::deque<Server> servers;
@@ -146,6 +169,10 @@ std::vector<bench::Figure> measure(bool quick) {
   works.push_back(page_of_steps(aligned, 1));
   for (const std::uint32_t length : lengths)
     works.push_back(page_of_steps(floors.emplace_back(length)));
+  Server& csr = servers.emplace_back(csr_length, false, TableFormat::csr);
+  ShiftFloor shift(csr_length);
+  works.push_back(page_of_steps(csr, page));
+  works.push_back(page_of_steps(shift));
   for (const bench::Round& warm_up : works) warm_up();
   bench::InTurn turns;
   turns.run(works, quick ? 1 : 100);
@@ -165,6 +192,11 @@ std::vector<bench::Figure> measure(bool quick) {
                      .unit = "ns",
                      .value = ns(3, 1),
                      .floor = ns(5, page)});
+  figures.push_back({.name = fmt::format("full and window as CSR, B=256, L={}", csr_length),
+                     .metric = "plan_ns_per_request_and_leaf",
+                     .unit = "ns",
+                     .value = ns(7, page),
+                     .floor = ns(8, page)});
   for (std::size_t i = 1; i < std::size(lengths); ++i)
     figures.push_back(
         {.name = fmt::format("full and window, B=256, L={} to {}", lengths[i], lengths[0]),
@@ -180,6 +212,11 @@ std::vector<bench::Figure> measure(bool quick) {
                        // A page is taken by each leaf and one let go of by the window, 16 tokens
                        // apart.
                        .floor = batch * 3.0 / page * sizeof(std::int32_t)});
+  figures.push_back({.name = fmt::format("full and window as CSR, B=256, L={}", csr_length),
+                     .metric = "upload_bytes_per_step",
+                     .unit = "bytes",
+                     .value = upload_bytes(csr),
+                     .floor = static_cast<double>(shift.indices.size() * sizeof(std::int32_t))});
   return figures;
 }
 
