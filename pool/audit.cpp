@@ -75,7 +75,7 @@ void BlockPool::audit_huge_block(std::uint32_t huge) const {
     best = std::max(best, Rank::of(block.value));
     if (!block.live()) least = std::min(least, Rank::of(block.value));
     if (!indexed_) continue;
-    const auto found = index_.find(blocks_.data(), block.leaf, block.key_high, block.key_low);
+    const auto found = index_.find(blocks_.data(), keys_.data(), block.leaf, key_at({huge, index}));
     KVLEAF_AUDIT(found == record_at({huge, index}), "huge block {}: block {} is found by its key",
                  huge, index);
   }
@@ -94,7 +94,7 @@ void BlockPool::audit_huge_block(std::uint32_t huge) const {
           "huge block {}: its list of {} clean blocks holds block {} once, and it is clean", huge,
           ratio - live - cached, index);
       seen[index] = true;
-      next = (next & fresh) != 0 ? next + 1 : static_cast<std::uint32_t>(blocks[index].key_low);
+      next = (next & fresh) != 0 ? next + 1 : blocks[index].next_clean();
     }
   }
   if (bounds_.empty()) return;
@@ -213,7 +213,7 @@ void BlockPool::audit_sums() const {
     KVLEAF_AUDIT(huge < huge_.size() && !seen[huge] && huge_[huge].owner == HugeBlock::nobody,
                  "the list of {} empty huge blocks holds {} once, and it is empty", empty, huge);
     seen[huge] = true;
-    next = (next & fresh) != 0 ? next + 1 : static_cast<std::uint32_t>(blocks_of(huge)[0].key_low);
+    next = (next & fresh) != 0 ? next + 1 : blocks_of(huge)[0].next_clean();
   }
 
   std::vector<std::uint64_t> live(leaves_.size()), cached(leaves_.size());
@@ -277,8 +277,8 @@ std::uint64_t BlockPool::live(LeafId leaf) const { return state_of(leaf).live.ge
 std::uint64_t BlockPool::cached(LeafId leaf) const { return state_of(leaf).cached.get(); }
 
 std::uint64_t BlockPool::metadata_bytes() const noexcept {
-  std::uint64_t bytes = blocks_.bytes() + huge_.bytes() + links_.bytes() + block_nodes_.bytes() +
-                        bounds_.bytes() + worths_.bytes() + index_.bytes();
+  std::uint64_t bytes = blocks_.bytes() + keys_.bytes() + huge_.bytes() + links_.bytes() +
+                        block_nodes_.bytes() + bounds_.bytes() + worths_.bytes() + index_.bytes();
   for (const PageClass& page_class : classes_) {
     for (const FullestFirst& clean : page_class.clean) bytes += clean.bytes();
     for (const TreeNodes<Rank>& order : page_class.order)

@@ -1,5 +1,5 @@
 // BlockIndex: finds a committed block by leaf and key. An open-addressed table of record numbers,
-// at most two thirds full, sized at construction; the keys stay in the block records.
+// at most two thirds full, sized at construction; leaves and keys stay in the pool's records.
 #pragma once
 
 #include <cstdint>
@@ -16,21 +16,18 @@ class BlockIndex {
   explicit BlockIndex(std::uint64_t blocks);
 
   /// Number of the record that is committed under this key.
-  std::optional<std::uint32_t> find(const Block* blocks, std::uint16_t leaf, std::uint64_t high,
-                                    std::uint64_t low) const noexcept;
+  std::optional<std::uint32_t> find(const Block* blocks, const PageKey* keys, std::uint16_t leaf,
+                                    PageKey key) const noexcept;
   /// The key of `record` must not be present.
-  void insert(const Block* blocks, std::uint32_t record) noexcept;
+  void insert(const Block* blocks, const PageKey* keys, std::uint32_t record) noexcept;
   /// `record` must be present, its key unchanged since.
-  void erase(const Block* blocks, std::uint32_t record) noexcept;
+  void erase(const Block* blocks, const PageKey* keys, std::uint32_t record) noexcept;
 
   std::uint64_t bytes() const noexcept { return slots_.bytes(); }
   std::uint64_t entries() const noexcept { return entries_; }
 
  private:
-  std::uint64_t home(std::uint16_t leaf, std::uint64_t high, std::uint64_t low) const noexcept;
-  std::uint64_t home(const Block& block) const noexcept {
-    return home(block.leaf, block.key_high, block.key_low);
-  }
+  std::uint64_t home(std::uint16_t leaf, PageKey key) const noexcept;
 
   Records<std::uint32_t> slots_;  // record + 1, or 0; a power of two of them
   std::uint64_t mask_ = 0;

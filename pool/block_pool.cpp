@@ -70,6 +70,7 @@ BlockPool::BlockPool(Geometry geometry, PoolOptions options)
 
   const std::uint64_t records = std::uint64_t{huge_blocks} * max_ratio_;
   blocks_ = Records<Block>(records);
+  keys_ = Records<PageKey>(records);
   huge_ = Records<HugeBlock>(huge_blocks);
   if (max_ratio_ > 1) links_ = Records<CleanLink>(huge_blocks);
   for (PageClass& page_class : classes_) {
@@ -222,8 +223,7 @@ std::size_t BlockPool::take_single(LeafId leaf, Fate fate, Allowance& allowance,
   for (std::size_t index = 0; index < taken; ++index) {
     const std::uint32_t number = first_empty & ~fresh;
     Block& block = records[number * stride];
-    first_empty =
-        (first_empty & fresh) != 0 ? first_empty + 1 : static_cast<std::uint32_t>(block.key_low);
+    first_empty = (first_empty & fresh) != 0 ? first_empty + 1 : block.next_clean();
     block.draw(leaf_number);
     HugeBlock& record = huge[number];
     record.live = 1;
@@ -394,7 +394,7 @@ std::size_t BlockPool::free_single(LeafId leaf, std::span<const BlockId> blocks)
     Block& block = records[number * stride];
     if (!block.is_only(static_cast<std::uint16_t>(leaf.value()))) break;
     block.references = 0;
-    block.key_low = first_empty;
+    block.value = first_empty;
     first_empty = number;
     huge[number].live = 0;
     huge[number].owner = HugeBlock::nobody;
@@ -431,7 +431,7 @@ std::size_t BlockPool::free_run(LeafId leaf, std::span<const BlockId> blocks) no
     HugeBlock& record = huge[at];
     if (!block.is_only(static_cast<std::uint16_t>(leaf.value())) || record.live == 1) break;
     block.references = 0;
-    block.key_low = links[at].first_clean;
+    block.value = links[at].first_clean;
     links[at].first_clean = index;
     --record.live;
     unlisted[unlisted_size] = at;

@@ -40,13 +40,6 @@ namespace kvleaf {
 /// are meant to stay findable, so that a huge block tends to fall idle as a whole.
 enum class Fate : std::uint8_t { cache, request };
 
-/// Opaque to the pool: what the owner knows a committed block by.
-struct PageKey {
-  std::uint64_t high = 0;
-  std::uint64_t low = 0;
-  auto operator<=>(const PageKey&) const = default;
-};
-
 enum class KeyIndex : std::uint8_t {
   none,   // the owner finds blocks by itself: saves 6 to 12 bytes per block, find() throws
   by_key  // find(leaf, key) works
@@ -314,6 +307,8 @@ class BlockPool {
     return blocks_.data() + std::uint64_t{huge} * max_ratio_;
   }
   Block& block_at(Place place) noexcept { return blocks_of(place.huge)[place.index]; }
+  PageKey& key_at(Place place) noexcept { return keys_[record_at(place)]; }
+  const PageKey& key_at(Place place) const noexcept { return keys_[record_at(place)]; }
   Place owned_place(const char* call, const LeafState& state, LeafId leaf, BlockId block) const;
   Place committed_place(const char* call, const LeafState& state, LeafId leaf, BlockId block) const;
 
@@ -410,6 +405,7 @@ class BlockPool {
   std::uint32_t max_ratio_ = 1;
   RatioDivider max_divider_;
   Records<Block> blocks_;     // [huge block][max_ratio_]
+  Records<PageKey> keys_;     // the same: of committed blocks
   Records<HugeBlock> huge_;   // [huge block]
   Records<CleanLink> links_;  // [huge block]; empty if max_ratio_ is 1
   // Orders of eviction inside huge blocks. With ratios up to `small_ratio` there are none: a look

@@ -152,13 +152,12 @@ void BlockPool::commit_many(LeafId leaf, std::span<const BlockId> blocks,
       if (indexed_) {
         require_new_key("commit", leaf, blocks[done], keys[done]);
       }
-      record.key_high = keys[done].high;
-      record.key_low = keys[done].low;
+      key_at(place) = keys[done];
       record.value = values.empty() ? ++clock_ : values[done];
       record.flags |= Block::committed;
       if (values.empty()) record.flags |= Block::timed;
       raise_worth(place.huge, record.value);
-      if (indexed_) index_.insert(blocks_.data(), record_at(place));
+      if (indexed_) index_.insert(blocks_.data(), keys_.data(), record_at(place));
     }
   } catch (...) {
     while (done-- > 0) drop_commit(state, place_of(state, blocks[done]));
@@ -169,7 +168,7 @@ void BlockPool::commit_many(LeafId leaf, std::span<const BlockId> blocks,
 
 void BlockPool::require_new_key(const char* call, LeafId leaf, BlockId block, PageKey key) const {
   const auto leaf_number = static_cast<std::uint16_t>(leaf.value());
-  const auto found = index_.find(blocks_.data(), leaf_number, key.high, key.low);
+  const auto found = index_.find(blocks_.data(), keys_.data(), leaf_number, key);
   if (!found) return;
   const std::uint32_t huge = max_divider_.quotient(*found);
   const BlockId other = id_at(leaves_[leaf.value()], {huge, *found - huge * max_ratio_});
@@ -210,15 +209,14 @@ Value BlockPool::value(LeafId leaf, BlockId block) const {
 void BlockPool::rekey(LeafId leaf, BlockId block, PageKey key) {
   require(Work::telling, "rekey");
   const Place place = committed_place("rekey", state_of(leaf), leaf, block);
-  Block& record = block_at(place);
-  if (record.key_high == key.high && record.key_low == key.low) return;
+  PageKey& old = key_at(place);
+  if (old == key) return;
   if (indexed_) {
     require_new_key("rekey", leaf, block, key);
-    index_.erase(blocks_.data(), record_at(place));
+    index_.erase(blocks_.data(), keys_.data(), record_at(place));
   }
-  record.key_high = key.high;
-  record.key_low = key.low;
-  if (indexed_) index_.insert(blocks_.data(), record_at(place));
+  old = key;
+  if (indexed_) index_.insert(blocks_.data(), keys_.data(), record_at(place));
 }
 
 void BlockPool::uncommit(LeafId leaf, BlockId block) {
@@ -235,14 +233,14 @@ std::optional<PageKey> BlockPool::key(LeafId leaf, BlockId block) const {
   const Place place = place_of(state, block);
   const Block& record = blocks_of(place.huge)[place.index];
   if (record.leaf != leaf.value() || !record.is(Block::committed)) return std::nullopt;
-  return PageKey{record.key_high, record.key_low};
+  return key_at(place);
 }
 
 std::optional<BlockId> BlockPool::find(LeafId leaf, PageKey key) const {
   const LeafState& state = state_of(leaf);
   if (!indexed_) throw InvalidArgument("find: this pool was made with KeyIndex::none");
   const auto found =
-      index_.find(blocks_.data(), static_cast<std::uint16_t>(leaf.value()), key.high, key.low);
+      index_.find(blocks_.data(), keys_.data(), static_cast<std::uint16_t>(leaf.value()), key);
   if (!found) return std::nullopt;
   const std::uint32_t huge = max_divider_.quotient(*found);
   return id_at(state, {huge, *found - huge * max_ratio_});

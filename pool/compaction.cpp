@@ -68,8 +68,7 @@ std::vector<BlockMove> BlockPool::plan_compaction(LeafId leaf, std::uint64_t max
     std::uint32_t next = links_[huge].first_clean;
     for (std::uint32_t left = clean(huge); left > 0 && placed < moves.size(); --left) {
       const std::uint32_t index = next & ~fresh;
-      next = (next & fresh) != 0 ? next + 1
-                                 : static_cast<std::uint32_t>(blocks_of(huge)[index].key_low);
+      next = (next & fresh) != 0 ? next + 1 : blocks_of(huge)[index].next_clean();
       moves[placed++].dst = id_at(state, {huge, index});
     }
   }
@@ -84,17 +83,17 @@ void BlockPool::unlink_clean(Place place) noexcept {
     if (previous == FullestFirst::none) {
       links_[place.huge].first_clean = next;
     } else {
-      blocks[previous].key_low = next;
+      blocks[previous].value = next;
     }
   };
   std::uint32_t next = links_[place.huge].first_clean;
   while ((next & fresh) == 0) {
     if (next == place.index) {
-      link_to(static_cast<std::uint32_t>(blocks[next].key_low));
+      link_to(blocks[next].next_clean());
       return;
     }
     previous = next;
-    next = static_cast<std::uint32_t>(blocks[next].key_low);
+    next = blocks[next].next_clean();
   }
   // It was never used: those before it become ordinary members.
   for (std::uint32_t index = next & ~fresh; index < place.index; ++index) {
@@ -120,13 +119,14 @@ void BlockPool::move(LeafId leaf, BlockId src, BlockId dst) {
   }
   Block& source = block_at(from);
   const bool committed = source.is(Block::committed);
-  if (committed && indexed_) index_.erase(blocks_.data(), record_at(from));
+  if (committed && indexed_) index_.erase(blocks_.data(), keys_.data(), record_at(from));
   unlink_clean(to);
   target = source;
+  key_at(to) = key_at(from);
   source.references = 0;
   source.flags = 0;
   if (committed) {
-    if (indexed_) index_.insert(blocks_.data(), record_at(to));
+    if (indexed_) index_.insert(blocks_.data(), keys_.data(), record_at(to));
     raise_worth(to.huge, target.value);
     doubt_worth(from.huge, target.value);
   }

@@ -128,7 +128,7 @@ void BlockPool::drain(std::uint32_t huge) {
     LeafState& leaf = leaves_[block.leaf];
     ++terms_[block.leaf].evicted;
     drop_commit(leaf, {huge, index});
-    tell(block.leaf, id_at(leaf, {huge, index}), {block.key_high, block.key_low});
+    tell(block.leaf, id_at(leaf, {huge, index}), key_at({huge, index}));
   }
 }
 
@@ -206,7 +206,7 @@ std::size_t BlockPool::evict(LeafId leaf, Fate fate, Allowance& allowance, std::
   if (was_idle) list_claimed(page_class, own.place.huge);
   out[0] = id_at(state, own.place);
   try {
-    tell(evicted.leaf, out[0], {evicted.key_high, evicted.key_low});
+    tell(evicted.leaf, out[0], key_at(own.place));
   } catch (...) {
     give_back(leaf, out.first(1));
     throw;

@@ -1,9 +1,10 @@
-// The two records a pool keeps: one per block and one per huge block. The views of all leaves alias
-// the same bytes, and so do their records: huge block h has `largest ratio` block records, of which
-// the page class that owns it uses the first `ratio`.
+// The records a pool keeps: one per block, its key apart, and one per huge block. The views of all
+// leaves alias the same bytes, and so do their records: huge block h has `largest ratio` block
+// records, of which the page class that owns it uses the first `ratio`.
 #pragma once
 
 #include <bit>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -14,15 +15,13 @@ namespace kvleaf {
 
 /// One block: live while `references` is not 0; else cached if committed, else clean. All zeros is
 /// clean, so a fresh array needs no writing.
-struct alignas(32) Block {
+struct alignas(16) Block {
   enum Flag : std::uint16_t {
-    committed = 1,  // key and value mean something
+    committed = 1,  // value and key mean something
     timed = 2,      // the value is the pool's own clock: a touch without a value renews it
   };
 
-  std::uint64_t key_high;  // while committed
-  std::uint64_t key_low;   // while committed; while clean and once used: the next clean block
-  Value value;             // while committed
+  Value value;  // while committed; while clean and once used: the next clean block
   std::uint32_t references;
   std::uint16_t leaf;  // while live or cached
   std::uint16_t flags;
@@ -31,6 +30,7 @@ struct alignas(32) Block {
   bool live() const noexcept { return references != 0; }
   bool cached() const noexcept { return (references == 0) & is(committed); }  // no branch: searched
   bool clean() const noexcept { return references == 0 && !is(committed); }
+  std::uint32_t next_clean() const noexcept { return static_cast<std::uint32_t>(value); }
   /// Live with one reference, of this leaf, and not committed: one comparison, for loops.
   bool is_only(std::uint16_t of_leaf) const noexcept {
     std::uint64_t state;
@@ -52,8 +52,16 @@ struct alignas(32) Block {
                                                       : std::uint64_t{1} << 32 | leaf << 16;
   }
 };
-static_assert(sizeof(Block) == 32, "two to a cache line, and none across two");
-static_assert(offsetof(Block, references) == 24 && offsetof(Block, flags) == 30);
+static_assert(sizeof(Block) == 16, "four to a cache line, and none across two");
+static_assert(offsetof(Block, references) == 8 && offsetof(Block, flags) == 14);
+
+/// Opaque to the pool: what the owner knows a committed block by. Kept beside the block records:
+/// only commits and evictions read it.
+struct PageKey {
+  std::uint64_t high = 0;
+  std::uint64_t low = 0;
+  auto operator<=>(const PageKey&) const = default;
+};
 
 /// A list of unused numbers that needs no initial filling: `fresh` and a number means "this one and
 /// all above it", whose own links were never written.

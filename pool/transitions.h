@@ -69,13 +69,13 @@ inline std::uint32_t BlockPool::pop_empty() noexcept {
     first_empty_ = front + 1;
     return front & ~fresh;
   }
-  first_empty_ = static_cast<std::uint32_t>(blocks_of(front)[0].key_low);
+  first_empty_ = blocks_of(front)[0].next_clean();
   return front;
 }
 
 inline void BlockPool::push_empty(std::uint32_t huge) noexcept {
   huge_[huge].owner = HugeBlock::nobody;
-  blocks_of(huge)[0].key_low = first_empty_;
+  blocks_of(huge)[0].value = first_empty_;
   first_empty_ = huge;
   ++empty_;
 }
@@ -126,7 +126,7 @@ inline void BlockPool::list_claimed(PageClass& page_class, std::uint32_t huge) n
 inline void BlockPool::push_clean(PageClass& page_class, Place place) noexcept {
   if (page_class.ratio == 1) return;
   CleanLink& link = links_[place.huge];
-  block_at(place).key_low = link.first_clean;
+  block_at(place).value = link.first_clean;
   link.first_clean = place.index;
 }
 
@@ -186,7 +186,7 @@ inline void BlockPool::cached_to_live(PageClass& page_class, std::uint32_t huge,
 /// Makes a committed block unfindable; live or cached, it is to be counted by the caller.
 inline void BlockPool::forget(Place place) noexcept {
   Block& record = block_at(place);
-  if (indexed_) index_.erase(blocks_.data(), record_at(place));
+  if (indexed_) index_.erase(blocks_.data(), keys_.data(), record_at(place));
   record.flags = 0;
   doubt_worth(place.huge, record.value);
 }
@@ -209,7 +209,7 @@ inline void BlockPool::draw_clean(LeafId leaf, std::uint32_t huge, std::uint32_t
   for (; count != 0; --count) {
     const std::uint32_t index = next & ~fresh;
     Block& block = blocks[index];
-    next = (next & fresh) != 0 ? next + 1 : static_cast<std::uint32_t>(block.key_low);
+    next = (next & fresh) != 0 ? next + 1 : block.next_clean();
     block.draw(static_cast<std::uint16_t>(leaf.value()));
     *out++ = BlockId(first_id + index);
   }
@@ -246,7 +246,7 @@ inline BlockId BlockPool::take_one(LeafState& state, LeafId leaf, std::uint32_t 
   if (ratio > 1) {
     std::uint32_t& next = links_[huge].first_clean;
     index = next & ~fresh;
-    next = (next & fresh) != 0 ? next + 1 : static_cast<std::uint32_t>(blocks[index].key_low);
+    next = (next & fresh) != 0 ? next + 1 : blocks[index].next_clean();
   }
   blocks[index].draw(static_cast<std::uint16_t>(leaf.value()));
   ++state.live;
