@@ -1,5 +1,6 @@
 """The package as others see it: names, signatures, types, errors."""
 
+import ast
 import inspect
 import json
 import os
@@ -153,50 +154,18 @@ def test_every_error_is_a_kverror_and_what_python_calls_such(error, also):
 
 PACKAGE = Path(kvleaf.__file__).resolve().parent
 
-SAMPLE = """
-import kvleaf
-import numpy as np
-
-
-class Mine(kvleaf.KVLeafRegion):
-    def blocks_to_reserve(
-        self,
-        num_blocks: int,
-        *,
-        enable_prefix_caching: bool,
-        step_tokens: int = 1,
-        tokens_per_page: int | None = None,
-    ) -> int:
-        return num_blocks + 1
-
-
-leaves: list[kvleaf.KVLeafRegion] = [
-    Mine("mine", kvleaf.KVCacheGroupId.full(), 64, stride_alignment=1),
-    kvleaf.FullAttentionLeaf(
-        "kv", layers=1, kv_heads=1, head_dim=8, dtype=np.float32, tokens_per_page=16
-    ),
-]
-manager = kvleaf.BlockManager(leaves, 1 << 20, max_len=512)
-planner = kvleaf.StepPlanner(manager, max_batch=2, max_step_tokens=64)
-admission = manager.admit(("a", 1), np.arange(40), media=[(0, 4, b"x")], encoder=None)
-hit: int = admission.hit_tokens
-plan = planner.plan([(("a", 1), 40)], pad_to=2)
-width: int = plan.arrays["kv"]["block_table"].shape[1]
-first: int = int(plan.slot_mapping["kv"][0])
-refused: dict[object, kvleaf.PoolExhausted] = plan.refused
-planner.settle(plan.step, kept={("a", 1): 40})
-pool = manager.pool
-block = pool.allocate("kv")
-if block is not None:
-    pool.free("kv", block)
-"""
+SAMPLE = Path(__file__).with_name("typed_sample.py")
 
 WRONG = {
     "manager.admit('a')": "call-arg",
     "manager.admit('a', 'text')": "arg-type",
     "manager.begin_step([1])": "list-item",
-    "block + 1": "operator",
+    "pool.allocate('a') + 1": "operator",
     "plan.nothing": "attr-defined",
+    "cache.paged_block_table().numpy()": "union-attr",
+    "cache.admit('0', [1])": "arg-type",
+    "arena.view('a', shape=3)": "arg-type",
+    "kvleaf.KVLayerSpec.latent()": "call-arg",
 }
 
 
@@ -225,10 +194,11 @@ def mypy(folder, *files):
 
 
 def test_mypy_strict_accepts_what_is_right_and_nothing_else(tmp_path):
-    (tmp_path / "right.py").write_text(SAMPLE)
+    sample = SAMPLE.read_text()
+    (tmp_path / "right.py").write_text(sample)
     done = mypy(tmp_path, "right.py")
     assert done.stdout == "" and done.returncode == 0
-    wrong = SAMPLE + "\n".join(WRONG)
+    wrong = sample + "\n".join(WRONG)
     (tmp_path / "wrong.py").write_text(wrong + "\n")
     done = mypy(tmp_path, "wrong.py")
     first = wrong.count("\n") + 2 - len(WRONG)
@@ -237,6 +207,31 @@ def test_mypy_strict_accepts_what_is_right_and_nothing_else(tmp_path):
             text.startswith(f"wrong.py:{line}:") and f"[{code}]" in text
             for text in done.stdout.splitlines()
         ), (line, code, done.stdout)
+
+
+def test_the_sample_runs():
+    done = subprocess.run([sys.executable, SAMPLE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_sample_uses_every_public_name():
+    used = {
+        getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "name", None)
+        for node in ast.walk(ast.parse(SAMPLE.read_text()))
+    }
+    missing = set(kvleaf.__all__) - used
+    classes = {
+        node.name: node
+        for node in ast.parse((PACKAGE / "_kvleaf.pyi").read_text()).body
+        if isinstance(node, ast.ClassDef)
+    }
+    for name in set(kvleaf.__all__) & set(classes):
+        for member in classes[name].body:
+            if isinstance(member, ast.FunctionDef) and not member.name.startswith("_"):
+                missing |= {f"{name}.{member.name}"} if member.name not in used else set()
+            elif isinstance(member, ast.Assign):
+                missing |= {f"{name}.{t.id}" for t in member.targets if t.id not in used}
+    assert not missing
 
 
 def test_the_stubs_say_what_the_module_has(tmp_path):
