@@ -277,8 +277,9 @@ const BlockId* BlockManager::Impl::extend(Request& r, const LeafInfo& info, std:
   return drawn;
 }
 
-StepRecord::Entry& BlockManager::Impl::plan_row(Request& r, std::uint32_t new_tokens,
-                                                StepRecord& record) {
+// Inline: most of decoding does nothing else for a row.
+inline StepRecord::Entry& BlockManager::Impl::plan_row(Request& r, std::uint32_t new_tokens,
+                                                       StepRecord& record) {
   const std::uint64_t step = record.step.id.value();
   record.step.served.push_back(r.id);
   record.entries.push_back({&r, r.id, r.planned, new_tokens, r.known(), new_tokens, false});

@@ -195,13 +195,6 @@ std::vector<bench::Figure> measure(bool quick) {
                      .unit = "ns",
                      .value = ns(7, page),
                      .floor = ns(8, page)});
-  for (std::size_t i = 1; i < std::size(lengths); ++i)
-    figures.push_back(
-        {.name = fmt::format("full and window, B=256, L={} to {}", lengths[i], lengths[0]),
-         .metric = "plan_to_plan",
-         .unit = "ratio",
-         .value = turns.ratio(i, 0),
-         .floor = 1.0});
   for (std::size_t i = 0; i < std::size(lengths); ++i)
     figures.push_back({.name = fmt::format("full and window, B=256, L={}", lengths[i]),
                        .metric = "upload_bytes_per_step",
