@@ -1,6 +1,8 @@
-// The block manager's insides, shared by its source files: admission.cpp (finding, claiming,
-// fitting), stepping.cpp (begin, settle, abandon), committing.cpp (the tree, values, checkpoints),
-// sharing.cpp (fork, rewind, preempt, release), manager_audit.cpp.
+// The block manager's insides, shared by its source files: admission.cpp (the answer to a prompt),
+// finding.cpp (what of it is there), fitting.cpp (whether the rest would fit; promises),
+// encoders.cpp, stepping.cpp (begin, settle, abandon), committing.cpp (pages and checkpoints become
+// findable), valuing.cpp (what they are worth; evictions), sharing.cpp (fork, rewind, preempt,
+// release), manager_audit.cpp.
 #pragma once
 
 #include <memory>
@@ -91,7 +93,11 @@ class BlockManager::Impl {
   Admission admit(RequestId id, std::span<const Token> tokens, const AdmitOptions& options);
   Admission probe(std::span<const Token> tokens, const AdmitOptions& options);
   std::optional<std::uint32_t> next_stop(const Request& r) const;
+
+  // ---- fitting.cpp
   std::uint32_t longest_request() const;
+
+  // ---- encoders.cpp
   void encoder_filled(Request& r);
 
   // ---- stepping.cpp
@@ -156,6 +162,12 @@ class BlockManager::Impl {
   std::vector<Event> events_;
 
   // ---- admission.cpp
+  void check_admission(std::span<const Token> tokens, const AdmitOptions& options) const;
+  Admission answer(RequestId id, std::span<const Token> tokens, const AdmitOptions& options,
+                   bool keep);
+  void plan_kept(Request& r, std::uint32_t junction) const;
+
+  // ---- finding.cpp
   struct Found {
     TreePath path;
     std::optional<SegmentId> root;
@@ -167,17 +179,17 @@ class BlockManager::Impl {
     TreeCursor extra_behind;
     std::uint32_t junction = 0;  // where the look-up left a cached path; 0: nowhere
   };
-  void check_admission(std::span<const Token> tokens, const AdmitOptions& options) const;
   void find(std::span<const Token> tokens, const AdmitOptions& options, const Request& r,
             Found& found);
   std::string reason_of(const Found& found, std::span<const Token> tokens,
                         const AdmitOptions& options) const;
-  Admission answer(RequestId id, std::span<const Token> tokens, const AdmitOptions& options,
-                   bool keep);
   void claim(Request& r, const Found& found, std::uint32_t hit, bool with_extra);
   void unclaim(Request& r);
-  EncoderNode* find_encoder(const AdmitOptions& options) const;
-  static std::string encoder_name(const AdmitOptions& options);
+  /// Whether a media item or the encoder's input begins at this token: then its id does not say
+  /// what it is, and a leaf that is fed it cannot be shared by it.
+  static bool input_begins(const Request& r, std::uint32_t token);
+
+  // ---- fitting.cpp
   /// Blocks that `r` still has to draw for its first `length` tokens, beyond those it holds.
   std::uint64_t outstanding(const Request& r, const LeafInfo& leaf, std::uint32_t length,
                             std::uint32_t step_tokens) const;
@@ -206,8 +218,12 @@ class BlockManager::Impl {
   /// Whether r's checkpoints are unshared, and making them its live states.
   bool may_take_checkpoints(const Request& r) const;
   void take_checkpoints(Request& r);
+
+  // ---- encoders.cpp
+  EncoderNode* find_encoder(const AdmitOptions& options) const;
+  static std::string encoder_name(const AdmitOptions& options);
   EncoderNode* make_encoder(const AdmitOptions& options);
-  void plan_kept(Request& r, std::uint32_t junction) const;
+  void encoder_lost(EncoderNode& node);
 
   // ---- stepping.cpp
   /// Finds the batch's requests, into batch_. Throws RequestError for one that cannot be planned
@@ -261,14 +277,15 @@ class BlockManager::Impl {
                                        std::uint32_t tokens) const;
 
   // ---- committing.cpp
-  /// Whether a media item or the encoder's input begins at this token: then its id does not say
-  /// what it is, and a leaf that is fed it cannot be shared by it.
-  static bool input_begins(const Request& r, std::uint32_t token);
   void commit(Request& r);
   void commit_run(Request& r, const LeafInfo& info, const PrefixTree::Run& run);
   void file_checkpoints(Request& r);
   void file_live_state(Request& r);
   bool file_checkpoint(Request& r, std::uint32_t tokens, std::span<const BlockId> blocks);
+  void record(Event::Kind kind, std::uint32_t leaf, SegmentId segment, std::uint32_t page);
+  void move_cursor(Request& r, TreeCursor cursor);
+
+  // ---- valuing.cpp
   bool kept_boundary(const Request& r, std::uint32_t tokens) const;
   /// Whether a kept boundary uses the slot; slots up to `until` have the same answer.
   struct KeptRun {
@@ -299,9 +316,6 @@ class BlockManager::Impl {
   void forget(std::uint32_t leaf, SegmentId segment, std::uint32_t page);
   void evicted(LeafId leaf, BlockId block, PageKey key);
   void mark_unreachable(std::uint32_t leaf, SegmentId segment, std::uint32_t page);
-  void encoder_lost(EncoderNode& node);
-  void record(Event::Kind kind, std::uint32_t leaf, SegmentId segment, std::uint32_t page);
-  void move_cursor(Request& r, TreeCursor cursor);
 
   // ---- sharing.cpp
   std::unique_ptr<Request> make_request(RequestId id);

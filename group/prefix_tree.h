@@ -41,6 +41,8 @@ struct PageExtra {
   bool operator==(const PageExtra&) const = default;
 };
 using PageExtras = std::vector<PageExtra>;  // ascending by page, one per page
+/// The key of this page; null where it has none.
+const std::string* extra_of(const PageExtras* extras, std::uint32_t page) noexcept;
 
 /// A place in the tree: behind page `pages` - 1, in this segment.
 struct TreeCursor {

@@ -255,8 +255,8 @@ std::optional<BlockId> BlockPool::allocate(LeafId leaf, Fate fate,
     if (page_class.ratio > 1) {
       if (hint && take_from_hinted(leaf, fate, *hint, {&block, 1}) != 0) return block;
       FullestFirst& own = page_class.clean[static_cast<std::uint32_t>(fate)];
-      const std::uint32_t huge = own.fullest();
-      if (huge != FullestFirst::none) {
+      if (!own.empty()) {
+        const std::uint32_t huge = own.fullest();
         block = take_one(state, leaf, huge);
         own.drew_from(huge);
         return block;
@@ -295,7 +295,7 @@ void BlockPool::draw(LeafId leaf, Fate fate, std::optional<HugeBlockId> hint,
   while (drawn < out.size()) {
     if (page_class.ratio > 1) {
       if (hint) drawn += take_from_hinted(leaf, fate, *hint, out.subspan(drawn));
-      drawn += take_from_claimed(leaf, own, out.subspan(drawn));
+      if (!own.empty()) drawn += take_from_claimed(leaf, own, out.subspan(drawn));
     }
     if (drawn == out.size()) return;
     // What is cached beside blocks that die with their request is stuck, and goes before such a
@@ -345,8 +345,9 @@ std::size_t BlockPool::take_from_new(LeafId leaf, Fate fate, Allowance& allowanc
     page_class.clean[own_kind].drew_from(huge);
     return taken;
   }
-  const std::uint32_t idle = page_class.clean[idle_kind].fullest();
-  if (idle != FullestFirst::none && allowance.may_spend()) {
+  FullestFirst& idle_ones = page_class.clean[idle_kind];
+  if (!idle_ones.empty() && allowance.may_spend()) {
+    const std::uint32_t idle = idle_ones.fullest();
     allowance.spend();
     leave_idle(page_class, idle);
     ++page_class.claimed;
@@ -357,8 +358,8 @@ std::size_t BlockPool::take_from_new(LeafId leaf, Fate fate, Allowance& allowanc
     return taken;
   }
   FullestFirst& other = page_class.clean[1 - own_kind];
+  if (other.empty()) return 0;
   const std::uint32_t huge = other.fullest();
-  if (huge == FullestFirst::none) return 0;
   const std::uint32_t taken = take(leaf, huge, out);
   other.drew_from(huge);
   return taken;

@@ -45,6 +45,7 @@ class FirstSet {
     if (low_ != 0) return static_cast<std::uint32_t>(std::countr_zero(low_));
     return first_high();
   }
+  bool empty() const noexcept { return low_ == 0 && (levels_ == 0 || words_.back() == 0); }
   bool contains(std::uint32_t number) const noexcept {
     const std::uint64_t word = number < 64 ? low_ : words_[number / 64];
     return (word >> (number % 64) & 1) != 0;

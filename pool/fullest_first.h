@@ -55,6 +55,7 @@ class FullestFirst {
       push(huge, 1);
     }
   }
+  bool empty() const noexcept { return current_ == none && spare_ == none && occupied_.empty(); }
   /// The one with the fewest clean blocks, or none.
   std::uint32_t fullest() noexcept {
     if (spare_ != none) {

@@ -26,10 +26,8 @@ class RatioDivider {
   }
   /// ⌈n / ratio⌉ for any n.
   constexpr std::uint64_t round_up(std::uint64_t n) const noexcept {
-    if (n == 0) return 0;
-    if (n <= ratio_) return 1;
     if (n - 1 < std::uint64_t{1} << 31) return quotient(static_cast<std::uint32_t>(n - 1)) + 1u;
-    return (n - 1) / ratio_ + 1;
+    return n == 0 ? 0 : (n - 1) / ratio_ + 1;
   }
 
  private:
