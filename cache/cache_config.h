@@ -33,6 +33,9 @@ struct KVCacheConfig {
   /// max_len and 32,768.
   std::uint32_t max_step_tokens = 0;
   Retention retention = Retention::tail();
+  /// Paged: finds writers to pages that were returned (PoolOptions::guarded). None: in builds of
+  /// the library with debug information or sanitizers.
+  std::optional<bool> guard_pages = {};
 };
 
 }  // namespace kvleaf

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "kvleaf/cache/cache_layout.h"
@@ -31,6 +32,10 @@ class CacheMemory : public TensorOwner {
   }
   /// Zeroes a slot's part of all of them.
   void clear_states(std::size_t slot) const noexcept;
+  /// Paged: the bytes that the pool tiles.
+  std::span<std::byte> arena_bytes() const noexcept {
+    return {arena_base_, layout_->geometry->arena_bytes()};
+  }
   /// Paged: a block's page.
   std::byte* page(LeafId leaf, BlockId block) const {
     const LeafGeometry& geometry = layout_->geometry->leaf(leaf);

@@ -10,6 +10,15 @@
 #include "kvleaf/cache/kv_cache_impl.h"
 
 namespace kvleaf {
+namespace {
+
+#ifdef KVLEAF_GUARD_PAGES
+constexpr bool guards_pages = true;
+#else
+constexpr bool guards_pages = false;
+#endif
+
+}  // namespace
 
 KVCache::Impl::Impl(std::shared_ptr<const CacheLayout> layout, const Tensor& memory)
     : layout_(std::move(layout)), given_(memory) {
@@ -50,6 +59,7 @@ void KVCache::Impl::build() {
     options.geometry = layout.geometry;
     options.enable_prefix_caching = config.enable_prefix_caching;
     options.retention = config.retention;
+    if (config.guard_pages.value_or(guards_pages)) options.guarded = memory->arena_bytes();
     states_.reset();
     tables_.reset();
     planner_.reset();

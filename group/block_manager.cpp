@@ -179,7 +179,8 @@ BlockManager::Impl::Impl(Leaves leaves, ManagerOptions options)
     if (info.tree) pages = std::max(pages, geometry.leaf(info.id).blocks);
   }
   last_writer_ = std::make_unique<LastWriter>(geometry);
-  pool_ = std::make_unique<BlockPool>(std::move(geometry), PoolOptions{.index = KeyIndex::none});
+  pool_ = std::make_unique<BlockPool>(
+      std::move(geometry), PoolOptions{.index = KeyIndex::none, .guarded = options_.guarded});
   pool_->on_evict([this](LeafId leaf, BlockId block, PageKey key) { evicted(leaf, block, key); });
   // Where states are, or windows larger than what they complete, a page that is gone is not worth
   // proving: what would resume behind it is gone as well, and pages alone serve nobody. (Measured:

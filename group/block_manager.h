@@ -40,6 +40,7 @@ struct ManagerOptions {
   KeyHash hash = KeyHash::xxh3_128;
   std::optional<std::uint64_t> seed = {};  // of page keys; none: random for xxh3_128, 0 for sha256
   bool events = false;                     // record stored / removed / cleared for take_events()
+  std::span<std::byte> guarded = {};       // the arena's bytes, to debug: see PoolOptions
 };
 
 struct GroupStats {

@@ -41,6 +41,22 @@ void BlockPool::audit_order(const std::string& name, const TreeShape& shape, con
   }
 }
 
+/// What an order remembers of its last search bounds the keys it speaks of.
+template <class Key, class KeyOf>
+void BlockPool::audit_memory(const std::string& name, const TreeShape& shape,
+                             const TreeNodes<Key>& order, KeyOf&& key_of) const {
+  for (std::uint32_t index = 0; index < shape.size(); ++index) {
+    const Key key = key_of(index);
+    const bool same_group = index / TreeShape::fan_out == order.index / TreeShape::fan_out;
+    KVLEAF_AUDIT(!(key < order.bound), "{}: its bound is not above key {}", name, index);
+    KVLEAF_AUDIT(index == order.index || !(key < order.others),
+                 "{}: its bound of all but {} is not above key {}", name, order.index, index);
+    KVLEAF_AUDIT(same_group || !(key < order.outside),
+                 "{}: its bound outside the group of {} is not above key {}", name, order.index,
+                 index);
+  }
+}
+
 void BlockPool::audit_huge_block(std::uint32_t huge) const {
   const HugeBlock& record = huge_[huge];
   const Block* blocks = blocks_of(huge);
@@ -168,27 +184,37 @@ void BlockPool::audit_page_class(std::uint32_t number) const {
   for (std::uint32_t kind = 0; kind < clean_kinds; ++kind) {
     const TreeNodes<Rank>& order = page_class.order[kind];
     if (!order.used) continue;
-    audit_order(fmt::format("class {}: order of huge blocks of kind {}", number, kind), huge_shape_,
-                order.nodes.data(), order.root, [&](std::uint32_t huge) {
-                  const HugeBlock& record = huge_[huge];
-                  const bool member =
-                      record.cached != 0 && record.owner == number && kind_of(record) == kind;
-                  return member ? bound_of(huge) : Rank();
-                });
+    const std::string name = fmt::format("class {}: order of huge blocks of kind {}", number, kind);
+    const auto member = [&](std::uint32_t huge) {
+      const HugeBlock& record = huge_[huge];
+      return record.cached != 0 && record.owner == number && kind_of(record) == kind;
+    };
+    audit_order(name, huge_shape_, order.nodes.data(), order.root,
+                [&](std::uint32_t huge) { return member(huge) ? bound_of(huge) : Rank(); });
+    audit_memory(name, huge_shape_, order, [&](std::uint32_t huge) {
+      Rank least;
+      for (std::uint32_t index = 0; member(huge) && index < page_class.ratio; ++index) {
+        const Block& block = blocks_of(huge)[index];
+        if (block.cached()) least = std::min(least, Rank::of(block.value));
+      }
+      return least;
+    });
   }
   if (!page_class.worth_order.used) return;
-  audit_order(fmt::format("class {}: order of worth", number), huge_shape_,
-              page_class.worth_order.nodes.data(), page_class.worth_order.root,
-              [&](std::uint32_t huge) {
-                const HugeBlock& record = huge_[huge];
-                if (record.state() != HugeState::idle || record.owner != number) return Worth();
-                Worth worth{Rank{0}, record.cached};
-                for (std::uint32_t index = 0; index < page_class.ratio; ++index) {
-                  const Block& block = blocks_of(huge)[index];
-                  if (block.cached()) worth.best = std::max(worth.best, Rank::of(block.value));
-                }
-                return worth;
-              });
+  const std::string name = fmt::format("class {}: order of worth", number);
+  const auto worth_of = [&](std::uint32_t huge) {
+    const HugeBlock& record = huge_[huge];
+    if (record.state() != HugeState::idle || record.owner != number) return Worth();
+    Worth worth{Rank{0}, record.cached};
+    for (std::uint32_t index = 0; index < page_class.ratio; ++index) {
+      const Block& block = blocks_of(huge)[index];
+      if (block.cached()) worth.best = std::max(worth.best, Rank::of(block.value));
+    }
+    return worth;
+  };
+  audit_order(name, huge_shape_, page_class.worth_order.nodes.data(), page_class.worth_order.root,
+              worth_of);
+  audit_memory(name, huge_shape_, page_class.worth_order, worth_of);
 }
 
 void BlockPool::audit_sums() const {

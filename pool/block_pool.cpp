@@ -94,6 +94,12 @@ BlockPool::BlockPool(Geometry geometry, PoolOptions options)
     huge_[huge].owner = huge < in_service ? HugeBlock::nobody : HugeBlock::absent;
   }
   empty_.set(in_service);
+  if (!options.guarded.empty()) {
+    guard_ = PageGuard(geometry_, options.guarded);
+    for (std::uint32_t huge = 0; huge < huge_blocks; ++huge) {
+      if (huge_[huge].owner == HugeBlock::absent) guard_.lose(huge);
+    }
+  }
 }
 
 // ---- refusals ----------------------------------------------------------------------------------
@@ -250,7 +256,7 @@ std::optional<BlockId> BlockPool::allocate(LeafId leaf, Fate fate,
   PageClass& page_class = *state.page_class;
   // Nearly always a clean block of a claimed huge block is there, or an empty huge block: a draw of
   // one fits then, unless there is more to ask.
-  if (!standing_ && state.live.get() < state.ceiling) [[likely]] {
+  if (!standing_ && state.live.get() < state.ceiling && !guard_.on()) [[likely]] {
     BlockId block = null_block;
     if (page_class.ratio > 1) {
       if (hint && take_from_hinted(leaf, fate, *hint, {&block, 1}) != 0) return block;
@@ -282,6 +288,8 @@ bool BlockPool::allocate_many(LeafId leaf, std::span<BlockId> out, Fate fate,
   Allowance allowance{0, 0};
   if (!allow(leaf, out.size(), allowance)) return false;
   draw(leaf, fate, hint, out, allowance);
+  if (guard_.on()) [[unlikely]]
+    check_drawn(leaf, out);
   return true;
 }
 
@@ -363,6 +371,40 @@ std::size_t BlockPool::take_from_new(LeafId leaf, Fate fate, Allowance& allowanc
   const std::uint32_t taken = take(leaf, huge, out);
   other.drew_from(huge);
   return taken;
+}
+
+// ---- guarded pages -----------------------------------------------------------------------------
+
+void BlockPool::check_drawn(LeafId leaf, std::span<const BlockId> blocks) const {
+  const LeafState& state = leaves_[leaf.value()];
+  for (const BlockId block : blocks) {
+    const Place place = place_of(state, block);
+    const std::uint32_t ratio = state.divider.ratio();
+    const auto written = guard_.written(place.huge, place.index, ratio);
+    if (!written) continue;
+    poison(fmt::format(
+        "a page is not written after it was returned: byte {} of block {} of leaf {} ({}) is "
+        "0x{:02x}, not 0x{:02x}",
+        *written, block.value(), leaf.value(), geometry_.leaf(leaf).name,
+        static_cast<unsigned>(guard_.at(place.huge, place.index, ratio, *written)),
+        static_cast<unsigned>(PageGuard::pattern)));
+  }
+}
+
+/// Throws what free_many would, before any page is filled.
+void BlockPool::check_returned(LeafId leaf, std::span<const BlockId> blocks) {
+  const LeafState& state = leaves_[leaf.value()];
+  std::size_t good = 0;
+  for (; good < blocks.size(); ++good) {
+    if (blocks[good].value() - 1 >= state.blocks) break;
+    Block& record = block_at(place_of(state, blocks[good]));
+    if (record.leaf != leaf.value() || !record.live()) break;
+    --record.references;
+  }
+  for (std::size_t index = good; index-- > 0;) {
+    ++block_at(place_of(state, blocks[index])).references;
+  }
+  if (good < blocks.size()) refuse_block("free", leaf, blocks[good]);
 }
 
 /// Undoes the draw of these blocks, newest first.
@@ -497,9 +539,15 @@ void BlockPool::free_many(LeafId leaf, std::span<const BlockId> blocks) {
   require(Work::ready, "free");
   LeafState& state = state_of(leaf);
   const bool single = state.page_class->ratio == 1;
+  const bool guarded = guard_.on();
+  if (guarded) [[unlikely]]
+    check_returned(leaf, blocks);
   // Backwards: the next to draw them gets them in the order given here.
   for (std::size_t index = blocks.size(); index > 0;) {
-    index -= single ? free_single(leaf, blocks.first(index)) : free_run(leaf, blocks.first(index));
+    if (!guarded) [[likely]] {
+      index -=
+          single ? free_single(leaf, blocks.first(index)) : free_run(leaf, blocks.first(index));
+    }
     if (index == 0) return;
     if (const std::size_t freed = free_committed(leaf, blocks.first(index)); freed != 0) {
       index -= freed;

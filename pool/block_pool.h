@@ -30,6 +30,7 @@
 #include "kvleaf/pool/geometry.h"
 #include "kvleaf/pool/huge_block.h"
 #include "kvleaf/pool/lower_bound_tree.h"
+#include "kvleaf/pool/page_guard.h"
 #include "kvleaf/pool/ratio_divider.h"
 #include "kvleaf/pool/records.h"
 #include "kvleaf/pool/value.h"
@@ -50,6 +51,11 @@ struct PoolOptions {
   /// Huge blocks that resize() may grow to; what the pool's records, and geometry(), are sized for.
   /// 0: as many as the geometry has.
   std::uint64_t max_huge_blocks = 0;
+  /// The arena's bytes, where a host can write them: finds writers to pages that were returned. The
+  /// pool fills them with a pattern, and a page that is clean; a page that was written since is
+  /// refused when it is drawn (InvariantError, which names the block and the byte; the pool refuses
+  /// work from then on). For debugging: see page_guard.h.
+  std::span<std::byte> guarded = {};
 };
 
 struct LeafStats {
@@ -329,6 +335,8 @@ class BlockPool {
   void draw_clean(LeafId leaf, std::uint32_t huge, std::uint32_t ratio, std::uint32_t count,
                   BlockId* out) noexcept;
   BlockId take_one(LeafState& state, LeafId leaf, std::uint32_t huge) noexcept;
+  void check_drawn(LeafId leaf, std::span<const BlockId> blocks) const;
+  void check_returned(LeafId leaf, std::span<const BlockId> blocks);
   void give_back(LeafId leaf, std::span<const BlockId> blocks) noexcept;
   void take_again(LeafState& leaf, Place place) noexcept;
 
@@ -341,6 +349,7 @@ class BlockPool {
   }
   std::uint32_t pop_empty() noexcept;
   void push_empty(std::uint32_t huge) noexcept;
+  void became_empty(std::uint32_t huge) noexcept;
   std::uint32_t claim(PageClass& page_class, Fate fate) noexcept;
   void leave_claimed(PageClass& page_class, std::uint32_t huge) noexcept;
   void leave_idle(PageClass& page_class, std::uint32_t huge) noexcept;
@@ -392,6 +401,9 @@ class BlockPool {
   template <class Key, class KeyOf>
   void audit_order(const std::string& name, const TreeShape& shape, const Key* nodes, Key root,
                    KeyOf&& key_of) const;
+  template <class Key, class KeyOf>
+  void audit_memory(const std::string& name, const TreeShape& shape, const TreeNodes<Key>& order,
+                    KeyOf&& key_of) const;
   void audit_huge_block(std::uint32_t huge) const;
   void audit_page_class(std::uint32_t page_class) const;
   void audit_sums() const;
@@ -431,6 +443,7 @@ class BlockPool {
   BlockIndex index_;
   Value clock_ = 0;  // value of what was last committed or touched without one
   OnEvict on_evict_;
+  PageGuard guard_;
   mutable std::string broken_;  // the first broken equation, while poisoned
 };
 

@@ -204,6 +204,8 @@ std::size_t BlockPool::evict(LeafId leaf, Fate fate, Allowance& allowance, std::
   ++huge.live;
   --huge.cached;
   if (was_idle) list_claimed(page_class, own.place.huge);
+  if (guard_.on()) [[unlikely]]
+    guard_.fill(own.place.huge, own.place.index, page_class.ratio);
   out[0] = id_at(state, own.place);
   try {
     tell(evicted.leaf, out[0], key_at(own.place));

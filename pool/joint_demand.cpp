@@ -115,6 +115,8 @@ bool BlockPool::allocate_all(std::span<const Demand> demand, std::span<BlockId> 
       allowance.needed = needed;
       draw(part.leaf, part.fate, part.hint, out.subspan(drawn, part.blocks), allowance);
       needed = allowance.needed;
+      if (guard_.on()) [[unlikely]]
+        check_drawn(part.leaf, out.subspan(drawn, part.blocks));
       drawn += part.blocks;
     }
   } catch (...) {

@@ -53,6 +53,7 @@ std::vector<ByteRange> BlockPool::resize(std::uint64_t huge_blocks) {
     }
     const auto take = [&](std::uint32_t huge) {
       huge_[huge].owner = HugeBlock::absent;
+      if (guard_.on()) guard_.lose(huge);
       concerned.push_back(huge);
     };
     concerned.reserve(leaving);

@@ -80,6 +80,13 @@ inline void BlockPool::push_empty(std::uint32_t huge) noexcept {
   ++empty_;
 }
 
+/// Its last live or cached block became clean.
+inline void BlockPool::became_empty(std::uint32_t huge) noexcept {
+  if (guard_.on()) [[unlikely]]
+    guard_.fill(huge);
+  push_empty(huge);
+}
+
 /// An empty huge block becomes this class's. It is claimed; blocks are to be drawn from it at once.
 inline std::uint32_t BlockPool::claim(PageClass& page_class, Fate fate) noexcept {
   const std::uint32_t huge = pop_empty();
@@ -98,7 +105,7 @@ inline void BlockPool::leave_claimed(PageClass& page_class, std::uint32_t huge) 
   HugeBlock& record = huge_[huge];
   --page_class.claimed;
   if (page_class.ratio > 1) page_class.clean[record.fate].remove(huge);
-  if (record.cached == 0) return push_empty(huge);
+  if (record.cached == 0) return became_empty(huge);
   ++idle_;
   ++page_class.idle;
   if (clean_in(page_class, record) != 0) page_class.clean[idle_kind].insert(huge);
@@ -133,10 +140,12 @@ inline void BlockPool::push_clean(PageClass& page_class, Place place) noexcept {
 /// A live block became clean; its record says so already.
 inline void BlockPool::live_to_clean(PageClass& page_class, Place place) noexcept {
   HugeBlock& huge = huge_[place.huge];
+  if (guard_.on()) [[unlikely]]
+    guard_.fill(place.huge, place.index, page_class.ratio);
   if (page_class.ratio == 1) {  // it has no lists
     huge.live = 0;
     --page_class.claimed;
-    return push_empty(place.huge);
+    return became_empty(place.huge);
   }
   push_clean(page_class, place);
   if (--huge.live == 0) return leave_claimed(page_class, place.huge);
@@ -146,11 +155,13 @@ inline void BlockPool::live_to_clean(PageClass& page_class, Place place) noexcep
 /// A cached block became clean; its record says so already.
 inline void BlockPool::cached_to_clean(PageClass& page_class, Place place) noexcept {
   HugeBlock& huge = huge_[place.huge];
+  if (guard_.on()) [[unlikely]]
+    guard_.fill(place.huge, place.index, page_class.ratio);
   push_clean(page_class, place);
   --huge.cached;
   if (huge.live == 0 && huge.cached == 0) {
     leave_idle(page_class, place.huge);
-    return push_empty(place.huge);
+    return became_empty(place.huge);
   }
   if (clean_in(page_class, huge) == 1) page_class.clean[kind_of(huge)].insert_first(place.huge);
   if (huge.live == 0) file_worth(page_class, place.huge);

@@ -203,6 +203,20 @@ TEST_CASE("C-05 a budget of 33 pages serves 512 tokens, one of 32 serves 496") {
   small.audit();
 }
 
+TEST_CASE("guarded pages: a forward that writes to a page after its sequence was let go is found") {
+  KVCache cache = KVCache::make({.num_layers = 1,
+                                 .max_seqs = 2,
+                                 .max_len = 64,
+                                 .enable_prefix_caching = false,
+                                 .guard_pages = true},
+                                {full()});
+  serve(cache, 0, tokens(40));
+  serve(cache, 0, tokens(40));  // nobody wrote in between
+  std::byte* const page = cache.keys(0).data() + cache.keys(0).strides()[0] * 2;  // block 1
+  std::memset(page, 1, 16);
+  CHECK_THROWS_AS(serve(cache, 0, tokens(40)), InvariantError);
+}
+
 TEST_CASE("without a budget every slot reaches max_len at once") {
   KVCache cache = KVCache::make({.num_layers = 4, .max_seqs = 3, .max_len = 90, .page_tokens = 8},
                                 {full(), window(20), state(), KVLayerSpec::latent(24)});
