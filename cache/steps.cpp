@@ -161,8 +161,9 @@ void KVCache::Impl::abandon_step() {
   reserved_ = false;
   rows_known_ = false;
   for (const auto& [request, length] : lengths) {
-    const auto at = std::ranges::find_if(
-        slots_, [&](const Slot& slot) { return slot.used && slot.request == request; });
+    const auto at = std::ranges::find_if(slots_, [request = request](const Slot& slot) {
+      return slot.used && slot.request == request;
+    });
     if (at == slots_.end()) continue;
     const auto s = static_cast<std::size_t>(at - slots_.begin());
     memory_->seq_lens[s] = static_cast<std::int32_t>(length);

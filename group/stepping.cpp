@@ -921,7 +921,7 @@ std::vector<std::pair<RequestId, std::uint32_t>> BlockManager::Impl::abandon(Ste
   }
   std::vector<std::pair<RequestId, std::uint32_t>> lengths;
   for (const auto& [r, top] : touched) {
-    const bool lost = std::any_of(r->states.begin(), r->states.end(), [&](const State& state) {
+    const bool lost = std::any_of(r->states.begin(), r->states.end(), [r = r](const State& state) {
       return !state.read && !state.fresh && state.valid_from > r->planned;
     });
     if (lost) {
