@@ -1,4 +1,4 @@
-// Committing: pages of settled steps, and checkpoints of states, become findable.
+// Committing: pages of settled steps become findable.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -114,77 +114,6 @@ void BlockManager::Impl::commit_run(Request& r, const LeafInfo& info, const Pref
   }
   pool_->commit_many(info.id, pages_.blocks, pages_.keys, pages_.values);
   tree_->set_mark(run.segment, leaf, false);
-}
-
-// ---- checkpoints
-// -----------------------------------------------------------------------------------
-
-bool BlockManager::Impl::file_checkpoint(Request& r, std::uint32_t tokens,
-                                         std::span<const BlockId> blocks) {
-  const std::uint32_t page = tokens / options_.page_tokens - 1;
-  const SegmentId segment = tree_->segment_of(r.cursor, page);
-  for (const std::uint32_t leaf : states_) {
-    const LeafInfo& info = info_[leaf];
-    if (!info.tree) continue;
-    if (tree_->resident(segment, page, *info.tree)) return false;  // all of them, or none
-    if (pool_->committed(info.id, blocks[info.kind_index])) return false;
-  }
-  bool filed = false;
-  for (const std::uint32_t leaf : states_) {
-    const LeafInfo& info = info_[leaf];
-    if (!info.tree) continue;
-    const BlockId block = blocks[info.kind_index];
-    tree_->set_block(segment, page, *info.tree, block);
-    pool_->commit(info.id, block, {segment.value(), page},
-                  page_value(r).at(page / info.pages, true, proven_in_tree(info, segment, page)));
-    record(Event::Kind::stored, leaf, segment, page);
-    filed = true;
-  }
-  if (!filed) return false;
-  ++counters_.checkpoints;
-  // A checkpoint that only the end of the sequence kept gives way to the next one, unless somebody
-  // else has asked for it since, or uses it.
-  const bool only_end = !std::binary_search(r.kept.begin(), r.kept.end(), tokens) &&
-                        (options_.retention.kind == Retention::Kind::tail ||
-                         options_.retention.kind == Retention::Kind::spaced);
-  if (r.rolling > 0 && r.rolling < tokens) {
-    const std::uint32_t old = r.rolling / options_.page_tokens - 1;
-    const SegmentId old_segment = tree_->segment_of(r.cursor, old);
-    bool unused = true;
-    for (const std::uint32_t leaf : states_) {
-      const LeafInfo& info = info_[leaf];
-      if (!info.tree || !tree_->resident(old_segment, old, *info.tree)) continue;
-      const BlockId block = tree_->block(old_segment, old, *info.tree);
-      unused = unused && pool_->references(info.id, block) == 0 &&
-               !PageValue::proven(pool_->value(info.id, block));
-    }
-    for (const std::uint32_t leaf : states_) {
-      const LeafInfo& info = info_[leaf];
-      if (unused && info.tree && tree_->resident(old_segment, old, *info.tree))
-        forget(leaf, old_segment, old);
-    }
-    r.rolling = 0;
-  }
-  if (only_end) r.rolling = tokens;
-  return true;
-}
-
-void BlockManager::Impl::file_checkpoints(Request& r) {
-  for (std::size_t i = 0; i < r.unfiled.size();) {
-    PendingCheckpoint& pending = r.unfiled[i];
-    const bool settled = pending.step < first_step_;
-    if (!settled || pending.tokens > r.committed * options_.page_tokens) {
-      ++i;
-      continue;
-    }
-    file_checkpoint(r, pending.tokens,
-                    std::span<const BlockId>(pending.blocks.data(), pending.blocks.size()));
-    for (const std::uint32_t leaf : states_) {
-      const BlockId block = pending.blocks[info_[leaf].kind_index];
-      if (block != null_block) pool_->free(LeafId{leaf}, block);
-    }
-    r.unfiled.erase(r.unfiled.begin() + static_cast<std::ptrdiff_t>(i));
-  }
 }
 
 }  // namespace kvleaf

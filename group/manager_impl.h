@@ -1,8 +1,8 @@
 // The block manager's insides, shared by its source files: admission.cpp (the answer to a prompt),
 // finding.cpp (what of it is there), fitting.cpp (whether the rest would fit; promises),
-// encoders.cpp, stepping.cpp (begin, settle, abandon), committing.cpp (pages and checkpoints become
-// findable), valuing.cpp (what they are worth; evictions), sharing.cpp (fork, rewind, preempt,
-// release), manager_audit.cpp.
+// encoders.cpp, stepping.cpp (begin), settling.cpp, going_back.cpp (abandon, and what rewinds share
+// with it), checkpoints.cpp (of states), committing.cpp (pages become findable), valuing.cpp (what
+// they are worth; evictions), sharing.cpp (fork, rewind, preempt, release), manager_audit.cpp.
 #pragma once
 
 #include <memory>
@@ -100,7 +100,7 @@ class BlockManager::Impl {
   // ---- encoders.cpp
   void encoder_filled(Request& r);
 
-  // ---- stepping.cpp
+  // ---- stepping.cpp, settling.cpp, going_back.cpp
   const Step& begin_step(std::span<const StepRequest> batch);
   void settle(StepId step, std::span<const Kept> kept);
   enum class DeviceWork { failed, never_ran };  // failed: states may be half written
@@ -251,23 +251,22 @@ class BlockManager::Impl {
   bool shared(LeafId leaf, BlockId block, std::uint32_t from) const;
   /// Whether somebody else reads r's live state, so that the next step must write beside it.
   bool shared_state(const Request& r, const LeafInfo& leaf) const;
-  void due_checkpoint(Request& r, StepRecord& record, StepRecord::Entry& entry);
-  /// Blocks for the states that the step passes at kept boundaries, where kernels emit them.
-  void due_in_chunk(Request& r, const StepRecord& record, const StepRecord::Entry& entry);
   void slide(Request& r, std::uint32_t tokens);
   void free_leaving(Request& r);
-  void unslide(Request& r, std::uint32_t tokens);
-  void cut_rows(Request& r, std::uint32_t tokens);
   void add_copy(StepRecord& record, LeafId leaf, BlockId src, BlockId dst);
   void add_source(StepRecord& record, Request& r, const LeafInfo& leaf, BlockId block,
                   bool was_live);
   void take_back_sources(StepRecord& record, Request& r, std::uint32_t begin);
+  // ---- settling.cpp
+  /// What r's rows hold behind `tokens` is given back.
+  void cut_rows(Request& r, std::uint32_t tokens);
+
+  // ---- going_back.cpp
+  void unslide(Request& r, std::uint32_t tokens);
   /// Whether some request has the block.
   bool held(LeafId leaf, BlockId block) const;
   /// Copies that would read what `copy` was to write read what it reads.
   void pass_over(const PendingCopy& copy);
-  template <class Which, class GiveBack>
-  void drop_unfiled(Request& r, Which&& which, GiveBack&& give);
   void back_to(Request& r, std::uint32_t tokens);
   /// Whether r has the state after `tokens` tokens itself, in its ring or as what it reads next.
   bool holds_state(const Request& r, const LeafInfo& leaf, std::uint32_t tokens) const;
@@ -276,12 +275,20 @@ class BlockManager::Impl {
   std::optional<BlockId> checkpoint_at(const Request& r, const LeafInfo& leaf,
                                        std::uint32_t tokens) const;
 
-  // ---- committing.cpp
-  void commit(Request& r);
-  void commit_run(Request& r, const LeafInfo& info, const PrefixTree::Run& run);
+  // ---- checkpoints.cpp
+  void due_checkpoint(Request& r, StepRecord& record, StepRecord::Entry& entry);
+  /// Blocks for the states that the step passes at kept boundaries, where kernels emit them.
+  void due_in_chunk(Request& r, const StepRecord& record, const StepRecord::Entry& entry);
   void file_checkpoints(Request& r);
   void file_live_state(Request& r);
   bool file_checkpoint(Request& r, std::uint32_t tokens, std::span<const BlockId> blocks);
+  /// Checkpoints that wait for their step to settle, and are not wanted any more.
+  template <class Which, class GiveBack>
+  void drop_unfiled(Request& r, Which&& which, GiveBack&& give);
+
+  // ---- committing.cpp
+  void commit(Request& r);
+  void commit_run(Request& r, const LeafInfo& info, const PrefixTree::Run& run);
   void record(Event::Kind kind, std::uint32_t leaf, SegmentId segment, std::uint32_t page);
   void move_cursor(Request& r, TreeCursor cursor);
 
@@ -367,6 +374,18 @@ class BlockManager::Impl {
   } pages_;      // scratch of whoever values many pages
   Found found_;  // scratch of answer
 };
+
+template <class Which, class GiveBack>
+void BlockManager::Impl::drop_unfiled(Request& r, Which&& which, GiveBack&& give) {
+  for (const PendingCheckpoint& pending : r.unfiled) {
+    if (!which(pending)) continue;
+    for (const std::uint32_t leaf : states_) {
+      const BlockId block = pending.blocks[info_[leaf].kind_index];
+      if (block != null_block) give(LeafId{leaf}, block);
+    }
+  }
+  std::erase_if(r.unfiled, which);
+}
 
 constexpr std::uint32_t ceil_div(std::uint32_t a, std::uint32_t b) noexcept {
   return a / b + (a % b != 0 ? 1 : 0);
