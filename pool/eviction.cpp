@@ -55,7 +55,8 @@ BlockPool::Victim BlockPool::least_cached(PageClass& page_class, std::uint32_t k
   if (max_ratio_ == 1) {  // a huge block is its one block
     const auto rank_of = [&](std::uint32_t huge) {
       const Block& block = blocks_[huge];
-      const bool member = block.cached() & (huge_[huge].owner == page_class.number);
+      const bool member =
+          (int{block.cached()} & int{huge_[huge].owner == page_class.number}) != 0;  // no branch
       return member ? Rank::of(block.value) : Rank();
     };
     const LeastKey<Rank> least = order.least(rank_of, rank_of, [](std::uint32_t) {});
