@@ -201,7 +201,7 @@ std::string memory_chart(const Replay& replay, const ReplaySubject& subject) {
 // ---- hits
 // -----------------------------------------------------------------------------------------
 
-std::string hit_chart(const Replay& replay) {
+std::string hit_chart(const Replay& replay, const ReplaySubject& subject) {
   const auto requests = static_cast<double>(replay.requests.size());
   Chart chart("Share of prompt tokens reused", "requests", "% of prompt tokens");
   request_axis(chart, requests);
@@ -222,6 +222,8 @@ std::string hit_chart(const Replay& replay) {
     prompt = moment.prompt_tokens;
     hit = moment.hit_tokens;
   }
+  if (subject.bound)
+    most = std::max({most, subject.bound->lru_pct(), subject.bound->optimum_pct()});
   double top = 100;
   for (const double smaller : {50.0, 20.0, 10.0}) {
     if (most <= smaller) top = smaller;
@@ -235,11 +237,21 @@ std::string hit_chart(const Replay& replay) {
   };
   chart.line(lately, colour(0) + "stroke-width:1;opacity:.8", "lately");
   chart.line(so_far, colour(1) + "stroke-width:2", "since the start");
-  return fmt::format(
-      "<div class=\"legend\"><span><i style=\"{}opacity:.8\"></i>lately (1/64 of the "
-      "run)</span><span><i "
-      "style=\"{}\"></i>since the start</span></div>\n{}",
-      colour(0), colour(1), chart.finish());
+  std::string legend = fmt::format(
+      "<span><i style=\"{}opacity:.8\"></i>lately (1/64 of the run)</span>"
+      "<span><i style=\"{}\"></i>since the start</span>",
+      colour(0), colour(1));
+  if (subject.bound) {  // of the whole run: a level
+    const auto level = [&](std::size_t i, double per_cent, std::string_view name) {
+      chart.line({{0, per_cent / top}, {1, per_cent / top}},
+                 colour(i) + "stroke-width:1.5;stroke-dasharray:5 4", std::string(name));
+      legend += fmt::format("<span><i style=\"{}\"></i>{}, whole run: {:.2f} %</span>", colour(i),
+                            name, per_cent);
+    };
+    level(2, subject.bound->lru_pct(), "LRU");
+    level(3, subject.bound->optimum_pct(), "offline optimum");
+  }
+  return fmt::format("<div class=\"legend\">{}</div>\n{}", legend, chart.finish());
 }
 
 // ---- step times
@@ -376,6 +388,11 @@ std::string to_html(const Replay& replay, const ReplaySubject& subject) {
   page += "<div class=\"tiles\">\n";
   page += tile(grouped(replay.requests.size()), "requests");
   page += tile(fmt::format("{:.2f} %", replay.hit_pct()), "of prompt tokens reused");
+  if (subject.bound) {
+    page += tile(fmt::format("{:.2f} %", subject.bound->lru_pct()), "LRU would reuse");
+    page += tile(fmt::format("{:.2f} %", subject.bound->optimum_pct()),
+                 "the offline optimum would reuse");
+  }
   page += tile(grouped(replay.refused), "requests refused");
   page += tile(grouped(replay.growth_refused), "answers refused");
   page += tile(in_bytes(replay.peak_bytes), "in use at the peak");
@@ -388,7 +405,13 @@ std::string to_html(const Replay& replay, const ReplaySubject& subject) {
   page += "</div>\n";
 
   page += "<h2>Memory over time</h2>\n" + memory_chart(replay, subject);
-  page += "<h2>Reuse over time</h2>\n" + hit_chart(replay);
+  page += "<h2>Reuse over time</h2>\n" + hit_chart(replay, subject);
+  if (subject.bound) {
+    page += fmt::format(
+        "<p>LRU and the offline optimum serve prompts alone, one after another, from a cache of {}."
+        "</p>\n",
+        subject.bound->pages ? grouped(subject.bound->tokens()) + " tokens" : "any size");
+  }
   page += "<h2>Step times</h2>\n" + step_chart(replay);
   page += fmt::format(
       "<h2>Leaves</h2>\n<div class=\"wide\"><table>\n<tr><th>leaf</th>"

@@ -109,11 +109,19 @@ class Served(unittest.TestCase):
         self.assertLessEqual(bound["lru_hit_pct"], bound["optimum_hit_pct"])
         self.assertLessEqual(report["hit_pct"], bound["optimum_hit_pct"])
         self.assertNotIn("bound", self.report(AGENT, "--limit", 5))
-        text = replay(AGENT, "--limit", 300, "--budget", "8GiB", "--bound").stdout
-        self.assertIn(
-            f"LRU {bound['lru_hit_pct']:.2f} %, offline optimum {bound['optimum_hit_pct']:.2f} %",
-            text,
-        )
+        with tempfile.TemporaryDirectory() as folder:
+            page = pathlib.Path(folder, "out.html")
+            text = replay(
+                AGENT, "--limit", 300, "--budget", "8GiB", "--bound", "--report", page
+            ).stdout
+            html = page.read_text()
+        lru, optimum = (f"{bound[f'{rule}_hit_pct']:.2f} %" for rule in ("lru", "optimum"))
+        self.assertIn(f"LRU {lru}, offline optimum {optimum}", text)
+        self.assertIn(f"<b>{lru}</b>LRU", html)
+        self.assertIn(f"<b>{optimum}</b>the offline optimum", html)
+        self.assertIn(f"LRU, whole run: {lru}", html)
+        self.assertIn(f"offline optimum, whole run: {optimum}", html)
+        self.assertIn(f"a cache of {bound['cache_tokens']:,} tokens", html)
 
     def test_options_reach_the_manager(self):
         plain = self.report(AGENT, "--limit", 150, "--budget", "8GiB", model_name="gemma-3-27b")
@@ -174,6 +182,7 @@ class Served(unittest.TestCase):
                 self.assertIn(words, result.stdout)
             text = page.read_text()
             self.assertEqual(text.count("<svg"), 3)
+            self.assertNotIn("optimum", text)
             self.assertNotIn("http", text)
 
     def test_a_terminal_gets_a_bar(self):
