@@ -9,6 +9,10 @@
 namespace kvleaf {
 namespace {
 
+/// With states `tail` keeps one more boundary of a prompt: the last multiple of so many tokens. Less
+/// finds fewer prompts that leave another one some way before its end, more computes more again.
+constexpr std::uint32_t tail_grid = 512;
+
 /// Extra keys of the pages in which media items and the encoder's input begin.
 PageExtras page_extras(const AdmitOptions& options, std::uint32_t page_tokens) {
   PageExtras extras;
@@ -78,6 +82,12 @@ void BlockManager::Impl::plan_kept(Request& r, std::uint32_t junction) const {
   };
   keep(r.prompt - 1);
   if (junction > 0) keep(junction);
+  // A prompt that goes on from this one rarely repeats its very end: a template's last tokens, a
+  // block of another cache. A state some way before is worth its memory (docs/retention.md).
+  if (options_.retention.kind == Retention::Kind::tail && !states_.empty()) {
+    const std::uint64_t grid = std::uint64_t{ceil_div(tail_grid, unit_)} * unit_;
+    keep((r.prompt - 1) / grid * grid);
+  }
   if (options_.retention.kind == Retention::Kind::spaced) {
     const std::uint64_t last = (r.prompt - 1) / unit_;
     for (std::uint64_t pages = 1; pages <= last; pages *= 2) {

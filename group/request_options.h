@@ -112,7 +112,7 @@ struct Event {
 /// Which boundaries of a prefix are kept in preference: pages that none of them uses go first.
 struct Retention {
   enum class Kind : std::uint8_t {
-    tail,    // the last boundary before a prompt's end, the last of a sequence, and junctions
+    tail,    // the last boundary of prompt and sequence, junctions; states: docs/retention.md
     dense,   // every boundary
     spaced,  // powers of two of pages from the prompt's end and start, and tail
     every    // every `tokens` tokens, and tail

@@ -106,13 +106,14 @@ void BlockManager::Impl::refresh(Request& r, const Found& found, std::uint32_t h
   for (const LeafInfo& info : info_) {
     if (!info.tree) continue;
     if (info.needs_all && hit == found.path.pages * P) continue;  // all of it is claimed
+    const bool rows = info.writing == Writing::append;
     const SlotReach claimed = info.pattern.slots(hit, info.tokens_per_page);
     const SlotReach junction = info.pattern.slots(found.junction, info.tokens_per_page);
     KeptRun run;
     for (const TreePath::Part& part : found.path.parts) {
       std::uint32_t bits = tree_->mask(part.segment, *info.tree) & low_bits(part.pages);
-      // What is claimed is valued when it is returned.
-      if (info.pages == 1 && hit > 0) {
+      // What rows claimed is valued when it is returned; a checkpoint is as recent as its look-up.
+      if (rows && info.pages == 1 && hit > 0) {
         const auto below = [&](std::uint32_t page) {  // bits of pages before this one
           return low_bits(page > part.first ? page - part.first : 0);
         };
@@ -127,7 +128,7 @@ void BlockManager::Impl::refresh(Request& r, const Found& found, std::uint32_t h
         const auto at = static_cast<std::uint32_t>(std::countr_zero(bits));
         const std::uint32_t page = part.first + at;
         const std::uint32_t slot = page / info.pages;
-        if (hit > 0 && (page + 1) * P <= hit && claimed.contains(slot)) continue;
+        if (rows && hit > 0 && (page + 1) * P <= hit && claimed.contains(slot)) continue;
         const BlockId block = blocks[at];
         if (slot >= run.until) run = kept_run(r, info, slot);
         const bool kept = run.kept || (found.junction > 0 && junction.contains(slot)) ||

@@ -5,10 +5,12 @@
 // page of its last token, which has to be computed for the first answer token.
 //
 // States: of those, up to the deepest boundary that has a checkpoint. One is left at the last
-// boundary before a prompt's end, where the look-up left a path that goes on (a junction), at the
-// last boundary of the sequence, and by `spaced` at 1, 2, 4, … pages before that of the prompt's
-// end and from its start. A request also lends its live state, until its answer moves it on: so at
-// most `max_live` of them, finished in order of arrival, are part of the count.
+// boundary before a prompt's end, where the look-up left a path that goes on (a junction), and at
+// the last boundary of the sequence; by `tail` also at the last multiple of 512 tokens (of the
+// least whole pages that are as long) before a prompt's end, by `spaced` at 1, 2, 4, … pages before
+// the first of these and from the prompt's start. A request also lends its live state, until its
+// answer moves it on: so at most `max_live` of them, finished in order of arrival, are part of the
+// count.
 #pragma once
 
 #include <algorithm>
@@ -80,6 +82,8 @@ inline std::vector<std::uint32_t> infinite_cache_hits(
       if (pages > hit && pages <= most) resumable.insert(ids[pages - 1]);
     };
     leave(most);
+    const std::uint32_t coarse = (512 + page - 1) / page;  // pages
+    if (checkpoints == Checkpoints::tail) leave(most / coarse * coarse);
     if (seen < whole && (seen > 0 ? goes_on.contains(ids[seen - 1]) : any)) leave(seen);
     for (std::uint32_t pages = 1; checkpoints == Checkpoints::spaced && pages <= most; pages *= 2) {
       leave(pages);

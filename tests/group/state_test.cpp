@@ -206,5 +206,24 @@ TEST_CASE(
   CHECK(bench.live(1) == 0);
 }
 
+TEST_CASE(
+    "by tail a prompt leaves its state at a multiple of 512 tokens too, if pages are shorter") {
+  const auto first_stop = [](std::uint32_t page, std::uint32_t tokens) {
+    ManagerBench bench({full(page), state()},
+                       {.huge = 200, .page = page, .retention = Retention::tail()});
+    bench.admit(1, prompt(tokens));
+    return bench.manager->next_stop(RequestId{1});
+  };
+  CHECK(first_stop(16, 1300) == 1024);
+  CHECK(first_stop(16, 512) == 496);    // there is none before the last token
+  CHECK(first_stop(16, 513) == 512);    // the last boundary itself
+  CHECK(first_stop(48, 1300) == 1056);  // of 528 tokens, the first whole pages past 512
+  CHECK(first_stop(528, 1300) == 1056);
+  // A prompt that leaves another one shortly before its end resumes there.
+  ManagerBench bench({full(), state()}, {.huge = 400, .retention = Retention::tail()});
+  bench.serve(prompt(1300));
+  CHECK(bench.serve(sharing(prompt(1300), 1200, 1300, 1)) == 1024);
+}
+
 }  // namespace
 }  // namespace kvleaf
