@@ -9,8 +9,9 @@
 namespace kvleaf {
 namespace {
 
-/// With states `tail` keeps one more boundary of a prompt: the last multiple of so many tokens. Less
-/// finds fewer prompts that leave another one some way before its end, more computes more again.
+/// With states `tail` keeps one more boundary of a prompt: the last multiple of so many tokens.
+/// Less finds fewer prompts that leave another one some way before its end, more computes more
+/// again.
 constexpr std::uint32_t tail_grid = 512;
 
 /// Extra keys of the pages in which media items and the encoder's input begin.
