@@ -9,9 +9,9 @@
 namespace kvleaf {
 namespace {
 
-/// With states `tail` keeps one more boundary of a prompt: the last multiple of so many tokens.
-/// Less finds fewer prompts that leave another one some way before its end, more computes more
-/// again.
+/// With states or small windows `tail` keeps one more boundary of a prompt: the last multiple of so
+/// many tokens. Less finds fewer prompts that leave another one some way before its end, more
+/// computes more again.
 constexpr std::uint32_t tail_grid = 512;
 
 /// Extra keys of the pages in which media items and the encoder's input begin.
@@ -84,8 +84,12 @@ void BlockManager::Impl::plan_kept(Request& r, std::uint32_t junction) const {
   keep(r.prompt - 1);
   if (junction > 0) keep(junction);
   // A prompt that goes on from this one rarely repeats its very end: a template's last tokens, a
-  // block of another cache. A state some way before is worth its memory (docs/retention.md).
-  if (options_.retention.kind == Retention::Kind::tail && !states_.empty()) {
+  // block of another cache. A state some way before is worth its memory, and a window that costs
+  // less than the prefix it completes (docs/retention.md).
+  const bool pays = std::any_of(info_.begin(), info_.end(), [](const LeafInfo& info) {
+    return info.completes || info.writing == Writing::in_place;
+  });
+  if (options_.retention.kind == Retention::Kind::tail && pays) {
     const std::uint64_t grid = std::uint64_t{ceil_div(tail_grid, unit_)} * unit_;
     keep((r.prompt - 1) / grid * grid);
   }

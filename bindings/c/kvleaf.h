@@ -707,7 +707,7 @@ typedef struct kvleaf_manager kvleaf_manager;
 typedef int32_t kvleaf_retention;
 enum {
   KVLEAF_RETENTION_DEFAULT = 0,
-  KVLEAF_RETENTION_TAIL = 1,   /* ends of prompts and sequences, junctions; with states one more */
+  KVLEAF_RETENTION_TAIL = 1,   /* ends of prompts and sequences, and junctions */
   KVLEAF_RETENTION_DENSE = 2,  /* every boundary */
   KVLEAF_RETENTION_SPACED = 3, /* powers of two of pages from both ends, and tail */
   KVLEAF_RETENTION_EVERY = 4   /* every retention_tokens tokens, and tail */

@@ -86,6 +86,17 @@ TEST_CASE("an empty reach needs nothing: chunks resume at their begin whatever e
         8);  // nothing of the first chunk is needed there
 }
 
+TEST_CASE("by tail a window smaller than its prefix is kept at a multiple of 512 tokens too") {
+  ManagerBench bench({full(), window(32)}, {.huge = 170, .retention = Retention::tail()});
+  const auto a = prompt(1300);
+  bench.serve(a);
+  bench.admit(1, prompt(640, 5));
+  bench.step(1, 640);  // takes nearly all that no kept boundary uses
+  bench.release(1, Prefix::drop);
+  CHECK(bench.hit(sharing(a, 1100, 1300, 1)) == 1024);
+  CHECK(bench.hit(a) == 1296);
+}
+
 // ---- encoders
 // --------------------------------------------------------------------------------------
 
