@@ -129,6 +129,37 @@ std::optional<std::uint32_t> BlockManager::Impl::next_stop(const Request& r) con
   return stop;
 }
 
+void BlockManager::Impl::describe(Request& r, std::span<const Token> tokens,
+                                  const AdmitOptions& options) const {
+  r.prompt = static_cast<std::uint32_t>(tokens.size());
+  r.addressable = options.addressable.value_or(std::numeric_limits<std::uint32_t>::max());
+  r.priority = std::clamp(options.priority, -128, 127);
+  r.guarantee = options.guarantee;
+  r.extras = page_extras(options, options_.page_tokens);
+  if (options.encoder) r.begins.push_back(options.encoder->at);
+  for (const MediaItem& item : options.media) {
+    r.begins.push_back(item.offset);
+    if (item.whole) r.uncut.push_back({item.offset, item.offset + item.length});
+  }
+}
+
+void BlockManager::Impl::count_admission(const Request& r, const Admission& admission) {
+  const auto preempted = preempted_.find(r.id);
+  if (preempted != preempted_.end()) {
+    ++counters_.resumed;
+    preempted_.erase(preempted);
+    return;
+  }
+  ++counters_.admitted;
+  counters_.prompt_tokens += r.prompt;
+  counters_.hit_tokens += r.hit;
+  for (const GroupLoss& loss : admission.lost) {
+    std::find_if(groups_.begin(), groups_.end(), [&](const GroupInfo& g) {
+      return g.name == loss.group;
+    })->lost_tokens += loss.tokens;
+  }
+}
+
 Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens,
                                      const AdmitOptions& options, bool keep) {
   check_admission(tokens, options);
@@ -139,76 +170,14 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
   std::unique_ptr<Request> owned = make_request(id);
   Request& r = *owned;
   try {
-    r.prompt = static_cast<std::uint32_t>(tokens.size());
-    r.addressable = options.addressable.value_or(std::numeric_limits<std::uint32_t>::max());
-    r.priority = std::clamp(options.priority, -128, 127);
-    r.guarantee = options.guarantee;
-    r.extras = page_extras(options, options_.page_tokens);
-    if (options.encoder) r.begins.push_back(options.encoder->at);
-    for (const MediaItem& item : options.media) {
-      r.begins.push_back(item.offset);
-      if (item.whole) r.uncut.push_back({item.offset, item.offset + item.length});
-    }
+    describe(r, tokens, options);
     Found& found = found_;
     find(tokens, options, r, found);
-
-    // Claim the deepest hit with which the rest fits. Shallower ones are tried one by one at first,
-    // then in growing steps: what a hit pins rarely stands in the way, and then by a few pages.
-    std::uint32_t hit = found.hit;
-    bool extra = found.extra > 0;
-    std::string why;
-    std::uint32_t tries = 0;
-    bool steal = false;
-    bool encoder_cached = false;
-    EncoderNode* encoder = nullptr;
-    if (options.encoder) {
-      encoder = find_encoder(options);
-      if (encoder != nullptr) {
-        encoder_cached = encoder->filled;
-        for (std::size_t i = 0; i < encoders_.size(); ++i) {
-          pool_->touch_many(LeafId{encoders_[i]}, encoder->blocks[i]);
-        }
-      }
-    }
-    const auto let_encoder_go = [&] {
-      if (encoder == nullptr) return;
-      for (std::size_t i = 0; i < encoders_.size(); ++i) {
-        pool_->free_many(LeafId{encoders_[i]}, encoder->blocks[i]);
-      }
-    };
-    // An encoder that is not there is drawn now, beside the rest.
-    const std::uint32_t encoder_tokens =
-        options.encoder && encoder == nullptr ? options.encoder->tokens : 0;
-    while (true) {
-      claim(r, found, hit, extra);
-      form_promises();  // what is pinned now may have been somebody's alone
-      steal = false;
-      std::string reason;
-      if (would_fit(r, false, encoder_tokens, &reason)) break;
-      if (why.empty()) why = reason;
-      // An unshared checkpoint may become the live state, where there is no block for one beside
-      // it.
-      if (may_take_checkpoints(r)) {
-        steal = true;
-        if (would_fit(r, true, encoder_tokens, nullptr)) break;
-      }
-      unclaim(r);
-      if (extra) {
-        extra = false;
-        continue;
-      }
-      if (hit == 0) {
-        let_encoder_go();
-        throw PoolExhausted(
-            fmt::format("request {} of {} tokens {}", id.value(), tokens.size(), why));
-      }
-      const std::uint32_t step = ++tries <= 32 ? 1 : 1u << std::min(tries - 32, 20u);
-      hit = joint_hit(found.residency, hit > step * unit_ ? hit - step * unit_ : 0, unit_, r.uncut);
-    }
+    Claimed claimed = claim_deepest(r, found, options);
 
     Admission admission;
     admission.hit_tokens = r.hit;
-    admission.encoder_cached = encoder_cached;
+    admission.encoder_cached = claimed.encoder_cached;
     for (std::uint32_t g = 0; g < groups_.size(); ++g) {
       const bool in_play = std::any_of(found.residency.begin(), found.residency.end(),
                                        [&](const LeafResidency& leaf) { return leaf.group == g; });
@@ -216,17 +185,19 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
       const std::uint32_t without = joint_hit(found.residency, found.limit, unit_, r.uncut, g);
       if (without > found.hit) admission.lost.push_back({groups_[g].name, without - found.hit});
     }
-    admission.reason = hit < found.hit
-                           ? fmt::format("a hit of {} tokens would not fit: {}", found.hit, why)
-                       : !admission.lost.empty() || r.hit == 0 ? reason_of(found, tokens, options)
-                                                               : "";
+    if (claimed.hit < found.hit) {
+      admission.reason =
+          fmt::format("a hit of {} tokens would not fit: {}", found.hit, claimed.why);
+    } else if (!admission.lost.empty() || r.hit == 0) {
+      admission.reason = reason_of(found, tokens, options);
+    }
     plan_kept(r, found.junction);
     r.tokens.assign(tokens.begin(), tokens.end());
     admission.next_stop = next_stop(r);
 
     if (!keep) {
       unclaim(r);
-      let_encoder_go();
+      unpin_encoder(claimed.encoder);
       retire(std::move(owned));
       return admission;
     }
@@ -235,60 +206,19 @@ Admission BlockManager::Impl::answer(RequestId id, std::span<const Token> tokens
     std::optional<SegmentId> path_end;
     if (!found.path.parts.empty()) path_end = found.path.parts.back().segment;
     if (path_end) tree_->pin(*path_end);
-    if (steal) take_checkpoints(r);
+    if (claimed.steals) take_checkpoints(r);
     if (r.guarantee) {  // from now on nobody may take what it was promised
       guaranteed_.push_back(&r);
       form_promises();
     }
-    if (options.encoder && encoder == nullptr) encoder = make_encoder(options);
-    if (encoder != nullptr) {
-      ++encoder->users;
-      r.encoder = encoder;
-      for (std::size_t i = 0; i < encoders_.size(); ++i) {
-        r.rows[encoders_[i]].slots = encoder->blocks[i];
-        r.note_change(r.rows[encoders_[i]], 0);
-      }
+    if (options.encoder) {
+      use_encoder(r, claimed.encoder != nullptr ? *claimed.encoder : *make_encoder(options));
     }
-    if (caching_) {
-      const SegmentId root = tree_->root(options.salt, options.adapter);
-      TreeCursor cursor{root, 0};
-      if (hit > 0) {
-        const std::uint32_t pages = hit / options_.page_tokens;
-        const auto part =
-            std::find_if(found.path.parts.begin(), found.path.parts.end(),
-                         [&](const TreePath::Part& p) { return pages <= p.first + p.pages; });
-        cursor = {part->segment, pages};
-      }
-      tree_->pin(cursor.segment);
-      r.cursor = cursor;
-      r.committed = r.ahead_committed = cursor.pages;
-      r.matched = found.path.pages;
-      if (options_.eviction == EvictionOrder::value) {
-        r.matched = tree_->recall(root, tokens, r.extras, found.path,
-                                  std::min(r.prompt, r.addressable) / options_.page_tokens);
-        for (auto part = found.path.parts.rbegin(); part != found.path.parts.rend(); ++part)
-          tree_->prove(part->segment, part->pages);
-      }
-      refresh(r, found, hit);
-    }
+    if (caching_) enter_tree(r, found, claimed.hit, tokens, options);
     if (path_end) tree_->unpin(*path_end);
     if (r.planned < r.prompt) prompts_.push_back(&r);
     requests_.emplace(id, std::move(owned));
-
-    const auto preempted = preempted_.find(id);
-    if (preempted != preempted_.end()) {
-      ++counters_.resumed;
-      preempted_.erase(preempted);
-    } else {
-      ++counters_.admitted;
-      counters_.prompt_tokens += r.prompt;
-      counters_.hit_tokens += r.hit;
-      for (const GroupLoss& loss : admission.lost) {
-        std::find_if(groups_.begin(), groups_.end(), [&](const GroupInfo& g) {
-          return g.name == loss.group;
-        })->lost_tokens += loss.tokens;
-      }
-    }
+    count_admission(r, admission);
     ++clock_;
     return admission;
   } catch (const PoolExhausted&) {

@@ -53,6 +53,28 @@ EncoderNode* BlockManager::Impl::make_encoder(const AdmitOptions& options) {
   return made;
 }
 
+void BlockManager::Impl::pin_encoder(const EncoderNode* encoder) {
+  if (encoder == nullptr) return;
+  for (std::size_t i = 0; i < encoders_.size(); ++i)
+    pool_->touch_many(LeafId{encoders_[i]}, encoder->blocks[i]);
+}
+
+void BlockManager::Impl::unpin_encoder(const EncoderNode* encoder) {
+  if (encoder == nullptr) return;
+  for (std::size_t i = 0; i < encoders_.size(); ++i)
+    pool_->free_many(LeafId{encoders_[i]}, encoder->blocks[i]);
+}
+
+void BlockManager::Impl::use_encoder(Request& r, EncoderNode& encoder) {
+  ++encoder.users;
+  r.encoder = &encoder;
+  for (std::size_t i = 0; i < encoders_.size(); ++i) {
+    Row& row = r.rows[encoders_[i]];
+    row.slots = encoder.blocks[i];
+    r.note_change(row, 0);
+  }
+}
+
 void BlockManager::Impl::encoder_filled(Request& r) {
   if (r.encoder == nullptr) {
     throw RequestError(

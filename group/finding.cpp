@@ -210,9 +210,8 @@ void BlockManager::Impl::unclaim(Request& r) {
   for (const LeafInfo& info : info_) {
     if (info.writing == Writing::append) {
       Row& row = r.rows[info.id.value()];
-      for (const BlockId block : row.slots) {
-        if (block != null_block) pool_->free(info.id, block);
-      }
+      std::erase(row.slots, null_block);
+      pool_->free_many(info.id, row.slots);
       row.slots.clear();
       row.first = 0;
     } else if (info.writing == Writing::in_place) {
@@ -223,6 +222,30 @@ void BlockManager::Impl::unclaim(Request& r) {
     }
   }
   r.hit = r.computed = r.planned = 0;
+}
+
+void BlockManager::Impl::enter_tree(Request& r, const Found& found, std::uint32_t hit,
+                                    std::span<const Token> tokens, const AdmitOptions& options) {
+  const SegmentId root = tree_->root(options.salt, options.adapter);
+  TreeCursor cursor{root, 0};
+  if (hit > 0) {
+    const std::uint32_t pages = hit / options_.page_tokens;
+    const auto part =
+        std::find_if(found.path.parts.begin(), found.path.parts.end(),
+                     [&](const TreePath::Part& p) { return pages <= p.first + p.pages; });
+    cursor = {part->segment, pages};
+  }
+  tree_->pin(cursor.segment);
+  r.cursor = cursor;
+  r.committed = r.ahead_committed = cursor.pages;
+  r.matched = found.path.pages;
+  if (options_.eviction == EvictionOrder::value) {
+    r.matched = tree_->recall(root, tokens, r.extras, found.path,
+                              std::min(r.prompt, r.addressable) / options_.page_tokens);
+    for (auto part = found.path.parts.rbegin(); part != found.path.parts.rend(); ++part)
+      tree_->prove(part->segment, part->pages);
+  }
+  refresh(r, found, hit);
 }
 
 }  // namespace kvleaf

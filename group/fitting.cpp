@@ -243,6 +243,49 @@ std::uint32_t BlockManager::Impl::longest_request() const {
   return good;
 }
 
+BlockManager::Impl::Claimed BlockManager::Impl::claim_deepest(Request& r, const Found& found,
+                                                              const AdmitOptions& options) {
+  Claimed claimed;
+  if (options.encoder) claimed.encoder = find_encoder(options);
+  pin_encoder(claimed.encoder);
+  claimed.encoder_cached = claimed.encoder != nullptr && claimed.encoder->filled;
+  // An encoder that is not there is drawn now, beside the rest.
+  const std::uint32_t encoder_tokens =
+      options.encoder && claimed.encoder == nullptr ? options.encoder->tokens : 0;
+
+  // Shallower hits are tried one by one at first, then in growing steps: what a hit pins rarely
+  // stands in the way, and then by a few pages.
+  claimed.hit = found.hit;
+  bool extra = found.extra > 0;
+  std::uint32_t tries = 0;
+  while (true) {
+    claim(r, found, claimed.hit, extra);
+    form_promises();  // what is pinned now may have been somebody's alone
+    std::string reason;
+    if (would_fit(r, false, encoder_tokens, &reason)) return claimed;
+    if (claimed.why.empty()) claimed.why = reason;
+    // An unshared checkpoint may become the live state, where there is no block for one beside it.
+    if (may_take_checkpoints(r) && would_fit(r, true, encoder_tokens, nullptr)) {
+      claimed.steals = true;
+      return claimed;
+    }
+    unclaim(r);
+    if (extra) {
+      extra = false;
+      continue;
+    }
+    if (claimed.hit == 0) {
+      unpin_encoder(claimed.encoder);
+      throw PoolExhausted(
+          fmt::format("request {} of {} tokens {}", r.id.value(), r.prompt, claimed.why));
+    }
+    const std::uint32_t step = ++tries <= 32 ? 1 : 1u << std::min(tries - 32, 20u);
+    claimed.hit =
+        joint_hit(found.residency, claimed.hit > step * unit_ ? claimed.hit - step * unit_ : 0,
+                  unit_, r.uncut);
+  }
+}
+
 bool BlockManager::Impl::may_take_checkpoints(const Request& r) const {
   bool any = false;
   for (const std::uint32_t leaf : states_) {

@@ -163,9 +163,12 @@ class BlockManager::Impl {
 
   // ---- admission.cpp
   void check_admission(std::span<const Token> tokens, const AdmitOptions& options) const;
+  /// What the caller said of it.
+  void describe(Request& r, std::span<const Token> tokens, const AdmitOptions& options) const;
   Admission answer(RequestId id, std::span<const Token> tokens, const AdmitOptions& options,
                    bool keep);
   void plan_kept(Request& r, std::uint32_t junction) const;
+  void count_admission(const Request& r, const Admission& admission);
 
   // ---- finding.cpp
   struct Found {
@@ -185,6 +188,9 @@ class BlockManager::Impl {
                         const AdmitOptions& options) const;
   void claim(Request& r, const Found& found, std::uint32_t hit, bool with_extra);
   void unclaim(Request& r);
+  /// r stands behind its hit in the tree, and what the look-up met knows that it was asked for.
+  void enter_tree(Request& r, const Found& found, std::uint32_t hit, std::span<const Token> tokens,
+                  const AdmitOptions& options);
   /// Whether a media item or the encoder's input begins at this token: then its id does not say
   /// what it is, and a leaf that is fed it cannot be shared by it.
   static bool input_begins(const Request& r, std::uint32_t token);
@@ -215,6 +221,16 @@ class BlockManager::Impl {
   /// Whether the rest of r's prompt fits beside what earlier prompts still have to plan.
   bool would_fit(const Request& r, bool take_checkpoint, std::uint32_t encoder_tokens,
                  std::string* why);
+  /// The deepest hit with which the rest fits, claimed; its encoder pinned if it is there. Throws
+  /// PoolExhausted, with nothing claimed, where none does.
+  struct Claimed {
+    std::uint32_t hit = 0;
+    bool steals = false;  // its checkpoints are to become its live states
+    std::string why;      // deeper ones did not fit
+    EncoderNode* encoder = nullptr;
+    bool encoder_cached = false;
+  };
+  Claimed claim_deepest(Request& r, const Found& found, const AdmitOptions& options);
   /// Whether r's checkpoints are unshared, and making them its live states.
   bool may_take_checkpoints(const Request& r) const;
   void take_checkpoints(Request& r);
@@ -223,6 +239,10 @@ class BlockManager::Impl {
   EncoderNode* find_encoder(const AdmitOptions& options) const;
   static std::string encoder_name(const AdmitOptions& options);
   EncoderNode* make_encoder(const AdmitOptions& options);
+  void pin_encoder(const EncoderNode* encoder);    // null: none
+  void unpin_encoder(const EncoderNode* encoder);  // null: none
+  /// r is one of those that hold it, pinned already.
+  void use_encoder(Request& r, EncoderNode& encoder);
   void encoder_lost(EncoderNode& node);
 
   // ---- stepping.cpp
