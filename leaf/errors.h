@@ -1,5 +1,6 @@
-// Every error that kvleaf throws. All derive from KVError; each message names who asked, for how
-// much, of what, and what would be accepted. Whoever throws one has changed nothing.
+// The errors that kvleaf throws, but for DeviceError (device.h). All derive from KVError; each
+// message names who asked, for how much, of what, and what would be accepted. Whoever throws one
+// has changed nothing.
 #pragma once
 
 #include <cstdint>

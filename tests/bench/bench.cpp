@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <limits>
 #include <utility>
 
 namespace bench {
@@ -23,14 +22,15 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-/// Least time of one item, in seconds; the first repeat is left out.
-double least(const std::vector<benchmark::BenchmarkReporter::Run>& runs, double items) {
-  double time = std::numeric_limits<double>::infinity();
+/// Times of one item, in seconds; the first repeat is left out.
+std::vector<double> times_of(const std::vector<benchmark::BenchmarkReporter::Run>& runs,
+                             double items) {
+  std::vector<double> times;
   for (std::size_t i = runs.size() > 1 ? 1 : 0; i < runs.size(); ++i) {
-    time = std::min(
-        time, runs[i].real_accumulated_time / static_cast<double>(runs[i].iterations) / items);
+    times.push_back(runs[i].real_accumulated_time / static_cast<double>(runs[i].iterations) /
+                    items);
   }
-  return time;
+  return times;
 }
 
 void print(const std::string& workload, const Figure& figure) {
@@ -49,8 +49,8 @@ void print(const std::string& workload, const Figure& figure) {
 /// one.
 class Records : public benchmark::BenchmarkReporter {
  public:
-  Records(std::string workload, const std::vector<Case>& cases)
-      : workload_(std::move(workload)), cases_(cases) {}
+  Records(std::string workload, const std::vector<Case>& cases, bool medians)
+      : workload_(std::move(workload)), cases_(cases), medians_(medians) {}
 
   bool ReportContext(const Context&) override { return true; }
 
@@ -60,7 +60,10 @@ class Records : public benchmark::BenchmarkReporter {
     const std::string name = runs.front().run_name.function_name;
     const bool is_floor = name.starts_with("floor/");
     const Case& measured = cases_.at(std::stoul(name.substr(name.find('/') + 1)));
-    const double value = least(runs, measured.items) * scale_of(measured.unit);
+    const std::vector<double> times = times_of(runs, measured.items);
+    const double value =
+        (medians_ ? median(times) : *std::min_element(times.begin(), times.end())) *
+        scale_of(measured.unit);
     if (is_floor) {
       floor_ = value;
       return;
@@ -72,6 +75,7 @@ class Records : public benchmark::BenchmarkReporter {
  private:
   std::string workload_;
   const std::vector<Case>& cases_;
+  bool medians_;
   std::optional<double> floor_;
 };
 
@@ -113,6 +117,7 @@ Suite::Suite(std::string workload, int argc, char** argv)
     : workload_(std::move(workload)), options_(argv + 1, argv + argc) {
   for (std::size_t i = 0; i < options_.size(); ++i) {
     if (options_[i] == "--quick") quick_ = true;
+    if (options_[i] == "--median") medians_ = true;
     if (options_[i] == "--workload" && i + 1 < options_.size()) {
       wanted_ = named_ = options_[i + 1] == workload_;
     }
@@ -135,19 +140,19 @@ void Suite::add(Case measured, Body body, Body floor) {
 
 int Suite::run() {
   for (std::size_t i = 0; i < options_.size(); ++i) {
-    if (options_[i] == "--quick") continue;
+    if (options_[i] == "--quick" || options_[i] == "--median") continue;
     if (options_[i] == "--workload" && i + 1 < options_.size()) {
       ++i;
       continue;
     }
-    fmt::print(stderr, "{}: '{}' is unknown; accepted: --workload NAME, --quick\n", workload_,
-               options_[i]);
+    fmt::print(stderr, "{}: '{}' is unknown; accepted: --workload NAME, --quick, --median\n",
+               workload_, options_[i]);
     return 2;
   }
   if (!wanted_) return 0;
   pin_to_this_core();
   if (!cases_.empty()) {
-    Records records(workload_, cases_);
+    Records records(workload_, cases_, medians_);
     if (benchmark::RunSpecifiedBenchmarks(&records) == 0) return 1;
   }
   for (const Work& work : works_) {

@@ -67,8 +67,8 @@ class InTurn {
 
 /// The workload of one executable. Times are the least of ten repeats after one warm-up, on one
 /// core: what else the machine does, and a clock that it lowers, only ever add to them. Options:
-/// `--workload NAME` does nothing unless NAME is this one; `--quick` a hundredth of the iterations
-/// once, to see that it runs.
+/// `--workload NAME` does nothing unless NAME is this one; `--median` of the repeats, as other
+/// systems' figures are; `--quick` a hundredth of the iterations once, to see that it runs.
 class Suite {
  public:
   Suite(std::string workload, int argc, char** argv);
@@ -83,6 +83,7 @@ class Suite {
   std::string workload_;
   std::vector<std::string> options_;
   bool quick_ = false;
+  bool medians_ = false;
   bool wanted_ = true;
   bool named_ = false;
   std::vector<Case> cases_;
